@@ -1,0 +1,132 @@
+"""The one error hierarchy.
+
+Every message says what happened, to what, and (in `fix`) what to do about it. `exit_code` is what a
+command ends with when the error reaches its top; docs/operator.md and docs/volunteer.md list them.
+"""
+
+from __future__ import annotations
+
+
+class EchoError(Exception):
+    """Base of all errors this project raises on purpose.
+
+    Args:
+        message: what happened, to what.
+        fix: what the reader can do about it, if anything.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.fix}".strip()
+
+
+class ConfigError(EchoError):
+    """A configuration or bootstrap file is missing, unreadable or wrong."""
+
+    exit_code = 2
+
+
+class IdentityError(EchoError):
+    """A key file is missing, corrupt, or readable by others."""
+
+    exit_code = 3
+
+
+class WireError(EchoError):
+    """Bytes from a peer are not a message of ours (truncated, oversized, unknown, wrong type)."""
+
+    exit_code = 4
+
+
+class EnvelopeError(WireError):
+    """An envelope is malformed or of another protocol version or kind."""
+
+
+class SignatureError(EnvelopeError):
+    """An envelope's signature is false, or by another key than the one required."""
+
+
+class NetError(EchoError):
+    """The network failed us: a peer is unreachable, silent, or closed on us."""
+
+    exit_code = 5
+
+
+class UnreachableError(NetError):
+    """No address of a peer could be dialled."""
+
+
+class DeadlineError(NetError):
+    """A peer did not answer in time."""
+
+
+class PeerRefusedError(NetError):
+    """A peer answered with an error. `code` is the reason code it gave."""
+
+    def __init__(self, message: str, *, code: str, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.code = code
+
+
+class ArtifactError(EchoError):
+    """An artifact, its manifest or one of its chunks is not what it must be."""
+
+    exit_code = 6
+
+
+class ManifestError(ArtifactError):
+    """A manifest is inconsistent, or breaks a limit."""
+
+
+class ChunkError(ArtifactError):
+    """A chunk's bytes do not match its digest."""
+
+
+class RollbackError(ArtifactError):
+    """A version older than one already seen was offered as the newest."""
+
+
+class StoreError(ArtifactError):
+    """The on-disk store cannot do it: no room, locked by another process, a name out of bounds."""
+
+
+class DirectoryError(EchoError):
+    """The DHT process is down or refused a record. Never fatal to a node."""
+
+    exit_code = 7
+
+
+class ProcessError(EchoError):
+    """A child process died, hung, or broke its protocol."""
+
+    exit_code = 8
+
+
+class EngineError(EchoError):
+    """An engine cannot load, activate or generate."""
+
+    exit_code = 9
+
+
+class LedgerError(EchoError):
+    """The hub's ledger is missing, of another run, or cannot be written."""
+
+    exit_code = 10
+
+
+class LearnerError(EchoError):
+    """The learner refused a step: non-finite loss, gradient or weights, or a broken checkpoint."""
+
+    exit_code = 11
+
+
+class RunFailedError(EchoError):
+    """A run ended without reaching what was asked of it (the demo's reward did not rise)."""
+
+    exit_code = 12

@@ -1,0 +1,186 @@
+"""Child processes spoken to over their standard input and output.
+
+The engine, the learner, the scorers and the directory are each a `python -m module` that runs
+`serve` on its pipes. A frame is a 4-byte big-endian length and a MessagePack message of the types
+both sides agreed on. Promises: a child that dies, hangs past a deadline or breaks the framing
+raises `ProcessError` in the parent with the tail of its stderr; a child whose parent is gone reads
+end-of-file and ends, so none is left behind; whatever a library prints to stdout in the child goes
+to stderr, never into the pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import BinaryIO, TypeVar
+
+import msgspec
+import trio
+
+from echo_p2p.errors import ProcessError
+from echo_p2p.wire import decode, encode
+
+MAX_FRAME_BYTES = 1 << 30
+_HEADER = struct.Struct(">I")
+_STDERR_LINES = 40
+_STOP_GRACE_S = 5.0
+
+T = TypeVar("T")
+
+
+class Child:
+    """The parent's side of one child process. Not shared between tasks: wrap it in a lock."""
+
+    def __init__(self, process: trio.Process, name: str) -> None:
+        self.name = name
+        self._process = process
+        self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._buffer = bytearray()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def send(self, message: msgspec.Struct) -> None:
+        """Write one message."""
+        body = encode(message)
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            await stdin.send_all(_HEADER.pack(len(body)) + body)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise await self._died() from error
+
+    async def receive(self, kind: type[T]) -> T:
+        """Read one message."""
+        size = _HEADER.unpack(await self._read(_HEADER.size))[0]
+        if size > MAX_FRAME_BYTES:
+            raise ProcessError(f"{self.name} sent a frame of {size} bytes.")
+        return decode(await self._read(size), kind)
+
+    async def call(self, message: msgspec.Struct, kind: type[T], *, deadline_s: float) -> T:
+        """Send, then receive the answer, within a deadline."""
+        with trio.move_on_after(deadline_s):
+            await self.send(message)
+            return await self.receive(kind)
+        raise ProcessError(
+            f"{self.name} (process {self.pid}) did not answer {type(message).__name__} "
+            f"in {deadline_s:.0f} s."
+        )
+
+    async def _read(self, size: int) -> bytes:
+        stdout = self._process.stdout
+        assert stdout is not None
+        while len(self._buffer) < size:
+            try:
+                data = await stdout.receive_some(1 << 18)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise await self._died() from error
+            if not data:
+                raise await self._died()
+            self._buffer += data
+        out = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return out
+
+    async def _died(self) -> ProcessError:
+        with trio.move_on_after(_STOP_GRACE_S):
+            await self._process.wait()
+        code = self._process.returncode
+        tail = "\n".join(self._stderr)
+        return ProcessError(f"{self.name} ended with code {code}." + (f"\n{tail}" if tail else ""))
+
+    async def _drain_stderr(self, sink: Callable[[str], None] | None) -> None:
+        stderr = self._process.stderr
+        assert stderr is not None
+        rest = b""
+        async for data in stderr:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                text = line.decode(errors="replace")
+                self._stderr.append(text)
+                if sink is not None:
+                    sink(text)
+            rest = rest[-4096:]
+
+    async def _stop(self) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        with trio.CancelScope(shield=True):
+            await stdin.aclose()
+            with trio.move_on_after(_STOP_GRACE_S):
+                await self._process.wait()
+            if self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+
+
+@asynccontextmanager
+async def child_process(
+    module: str,
+    *args: str,
+    name: str,
+    env: Mapping[str, str] | None = None,
+    stderr_line: Callable[[str], None] | None = None,
+) -> AsyncIterator[Child]:
+    """Run `python -m module args...` for the length of the block.
+
+    At the end its stdin is closed; if it has not ended five seconds later it is killed.
+
+    Args:
+        name: what error messages call it ("engine", "learner").
+        env: added to our own environment.
+        stderr_line: called with each line the child writes to stderr.
+    """
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", module, *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **(env or {})},
+        start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the child's
+    )
+    child = Child(process, name)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(child._drain_stderr, stderr_line)
+        try:
+            yield child
+        finally:
+            await child._stop()
+            nursery.cancel_scope.cancel()
+
+
+class ParentPipe:
+    """The child's side: blocking reads and writes on what were its stdin and stdout."""
+
+    def __init__(self) -> None:
+        self._in: BinaryIO = os.fdopen(os.dup(0), "rb")
+        self._out: BinaryIO = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)  # prints of libraries go to stderr
+        with open(os.devnull, "rb") as null:  # noqa: PTH123 - a descriptor is what is wanted
+            os.dup2(null.fileno(), 0)
+
+    def receive(self, kind: type[T]) -> T | None:
+        """The next message; None when the parent has closed the pipe or is gone."""
+        header = self._in.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            return None
+        size = _HEADER.unpack(header)[0]
+        if size > MAX_FRAME_BYTES:
+            raise ProcessError(f"the parent sent a frame of {size} bytes.")
+        body = self._in.read(size)
+        return decode(body, kind) if len(body) == size else None
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Write one message; ends the process quietly if the parent is gone."""
+        body = encode(message)
+        try:
+            self._out.write(_HEADER.pack(len(body)) + body)
+            self._out.flush()
+        except BrokenPipeError:
+            os._exit(0)

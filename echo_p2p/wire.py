@@ -1,0 +1,401 @@
+"""Every message that crosses the network: typed, frozen, bounded.
+
+Encoding is MessagePack of a map of field names (msgspec). Decoding accepts exactly the fields and
+types written here: anything unknown, missing, truncated, oversized or of another type is a
+`WireError`, whatever the bytes. Lists of token ids travel as packed little-endian uint32 and
+log-probabilities as packed little-endian float32 (`pack_*`, `unpack_*`).
+
+`Signed` messages travel in envelopes and stay valid wherever they came from. Requests and replies
+are answered on a connection that Noise has already authenticated, and are not signed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from echo_p2p.errors import WireError
+
+KIB, MIB = 1024, 1024 * 1024
+
+MAX_GROUP = 64
+MAX_TOKENS = 32_768
+MAX_CHUNK_BYTES = 4 * MIB
+MAX_CHUNKS = 1 << 16
+MAX_ADDRESSES = 16
+
+Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Bytes64 = Annotated[bytes, Meta(min_length=64, max_length=64)]
+RunId = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}\Z")]
+Version = Annotated[int, Meta(ge=0, lt=2**31)]
+Seconds = Annotated[float, Meta(ge=0, le=4e9)]
+Seed = Annotated[int, Meta(ge=0, lt=2**63)]
+Address = Annotated[str, Meta(min_length=1, max_length=256)]
+Sentence = Annotated[str, Meta(max_length=1000)]
+Code = Annotated[str, Meta(pattern=r"^[a-z][a-z_]{0,39}\Z")]
+PackedTokens = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
+PackedLogprobs = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
+EnvelopeBytes = Annotated[bytes, Meta(max_length=8 * MIB)]
+Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
+    """Base of everything on the wire. The type's name is its tag."""
+
+
+class Signed(Message, frozen=True):
+    """Base of messages that travel in envelopes."""
+
+
+# --- what the hub signs -----------------------------------------------------------------------
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How tokens are drawn. `stop` are token ids that end an answer (kept in it)."""
+
+    temperature: Annotated[float, Meta(gt=0, le=100)]
+    max_new_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+    stop: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...], Meta(max_length=16)]
+
+
+class RunDescription(Signed, frozen=True):
+    """What a run is, for a node that knows only its id and the hub's key.
+
+    `base` is the artifact id of the base-model snapshot; `staleness` is S, in versions;
+    `context` the longest prompt + answer in tokens; `dtype` what the engine must compute in.
+    """
+
+    run_id: RunId
+    task: Annotated[str, Meta(max_length=200)]
+    base: Bytes32
+    group_size: Annotated[int, Meta(ge=1, le=MAX_GROUP)]
+    staleness: Annotated[int, Meta(ge=0, le=1000)]
+    vocab_size: Annotated[int, Meta(ge=2, lt=2**24)]
+    context: Annotated[int, Meta(ge=2, le=2 * MAX_TOKENS)]
+    dtype: Literal["float32", "bfloat16"]
+    created_at: Seconds
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One file of an artifact: a relative POSIX path and its size in bytes."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    size: Annotated[int, Meta(ge=0, lt=2**44)]
+
+
+class Manifest(Signed, frozen=True):
+    """One artifact: its files, laid end to end and cut into chunks.
+
+    `chunks` is the concatenation of each chunk's BLAKE3 digest (32 bytes each); `content` is the
+    BLAKE3 digest of all file contents end to end. The artifact id is the BLAKE3 digest of the
+    signed bytes of the manifest. `artifact.manifest` checks its consistency.
+    """
+
+    run_id: RunId
+    kind: Literal["base", "adapter"]
+    version: Version
+    files: Annotated[tuple[FileEntry, ...], Meta(min_length=1, max_length=1000)]
+    chunk_bytes: Annotated[int, Meta(ge=KIB, le=MAX_CHUNK_BYTES)]
+    chunks: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
+    content: Bytes32
+    created_at: Seconds
+
+
+class RunRecord(Signed, frozen=True):
+    """What the directory holds about a run: where its hub is, and its newest version."""
+
+    run_id: RunId
+    version: Version
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES)]
+    adapter: Bytes32 | None
+    expires_at: Seconds
+
+
+class Lease(Signed, frozen=True):
+    """The hub's order for one group: `group_size` answers to one prompt.
+
+    Rollout i is sampled with the noise stream (seed, i). The policy version used must lie in
+    [min_version, max_version]; `max_version` None leaves it open upwards. Times are Unix seconds
+    by the hub's clock.
+    """
+
+    run_id: RunId
+    lease_id: Bytes16
+    node: Bytes32
+    prompt: PackedTokens
+    group_size: Annotated[int, Meta(ge=1, le=MAX_GROUP)]
+    seed: Seed
+    sampling: Sampling
+    min_version: Version
+    max_version: Version | None
+    issued_at: Seconds
+    expires_at: Seconds
+
+
+class Receipt(Signed, frozen=True):
+    """The hub's answer to a submission: accepted, or rejected with a reason code and a sentence."""
+
+    run_id: RunId
+    lease_id: Bytes16
+    accepted: bool
+    code: Code
+    sentence: Sentence
+    at: Seconds
+
+
+# --- what a node signs --------------------------------------------------------------------------
+
+
+class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One sampled answer: token ids, and the raw (temperature 1) log-probability of each."""
+
+    tokens: PackedTokens
+    logprobs: PackedLogprobs
+    finish: Literal["stop", "length"]
+
+
+class Submission(Signed, frozen=True):
+    """A group, in answer to a lease; `rollouts[i]` was sampled with the noise stream (seed, i)."""
+
+    run_id: RunId
+    lease_id: Bytes16
+    version: Version
+    rollouts: Annotated[tuple[Rollout, ...], Meta(max_length=MAX_GROUP)]
+
+
+# --- node to hub --------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First request of a session. `addresses` are where other nodes may dial this one."""
+
+    protocol: int
+    run_id: RunId
+    software: Annotated[str, Meta(max_length=80)]
+    engine: Annotated[str, Meta(max_length=80)]
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES)]
+
+
+class LatestRequest(Message, frozen=True):
+    """What is newest? Works without a directory, and needs no session."""
+
+    run_id: RunId
+
+
+class Latest(Message, frozen=True):
+    """Envelopes of the run description, the base's manifest, and the newest adapter's manifest."""
+
+    run: EnvelopeBytes
+    base: EnvelopeBytes
+    adapter: EnvelopeBytes | None
+    hub_time: Seconds
+
+
+class LeaseRequest(Message, frozen=True):
+    """Ask for up to `groups` leases. `version` is the newest this node can generate with now.
+
+    The hub may hold the request up to `wait_s` seconds until there is work.
+    """
+
+    run_id: RunId
+    version: Version
+    groups: Annotated[int, Meta(ge=1, le=1024)]
+    wait_s: Annotated[float, Meta(ge=0, le=60)]
+
+
+class LeaseGrant(Message, frozen=True):
+    """Leases (envelopes), possibly none. `state` "complete" means the run is over: go home."""
+
+    leases: Annotated[tuple[EnvelopeBytes, ...], Meta(max_length=1024)]
+    state: Literal["open", "complete"]
+
+
+class LeaseReturn(Message, frozen=True):
+    """Leases the node will not answer, given back at once so that others can have them."""
+
+    run_id: RunId
+    lease_ids: Annotated[tuple[Bytes16, ...], Meta(max_length=1024)]
+
+
+class Done(Message, frozen=True):
+    """A request was carried out and has nothing to say."""
+
+
+class Submit(Message, frozen=True):
+    """Hand in a `Submission` (its envelope)."""
+
+    envelope: EnvelopeBytes
+
+
+class SubmitReply(Message, frozen=True):
+    """A `Receipt` (its envelope)."""
+
+    receipt: EnvelopeBytes
+
+
+class Watch(Message, frozen=True):
+    """Opens a stream of `Announcement`s as versions appear, and `Heartbeat`s between them."""
+
+    run_id: RunId
+
+
+class Announcement(Message, frozen=True):
+    """A new version: the envelope of its manifest."""
+
+    adapter: EnvelopeBytes
+
+
+class Heartbeat(Message, frozen=True):
+    """The hub is alive. Sent when nothing else was for a while."""
+
+    hub_time: Seconds
+
+
+# --- swarm: node to hub, and node to node -------------------------------------------------------
+
+
+class HaveRequest(Message, frozen=True):
+    """Which chunks of this artifact do you have?
+
+    `known` is what the asker already knows of (bit i of byte i // 8, least significant first);
+    the answer is held up to `wait_s` seconds until there is something beyond it.
+    """
+
+    artifact: Bytes32
+    known: Bitmap
+    wait_s: Annotated[float, Meta(ge=0, le=30)]
+
+
+class HaveReply(Message, frozen=True):
+    """The chunks the peer has, as a bitmap."""
+
+    have: Bitmap
+
+
+class ChunkRequest(Message, frozen=True):
+    """Ask for one chunk.
+
+    `index` names it. With `index` None (hub only) the asker lists what it `lacks`, and the hub
+    picks the one it has sent least often, or answers `Elsewhere` if every one of them is already
+    on its way to somebody and `insist` is false.
+    """
+
+    artifact: Bytes32
+    index: Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)] | None
+    lacks: Bitmap
+    insist: bool
+
+
+class ChunkReply(Message, frozen=True):
+    """A chunk's bytes. Worth nothing until its digest was checked against the manifest."""
+
+    index: Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)]
+    data: Annotated[bytes, Meta(max_length=MAX_CHUNK_BYTES)]
+
+
+class Elsewhere(Message, frozen=True):
+    """Not from me now: other nodes have, or are receiving, all you lack."""
+
+
+class PeersRequest(Message, frozen=True):
+    """Which nodes have, or are fetching, this artifact?"""
+
+    artifact: Bytes32
+
+
+class PeersReply(Message, frozen=True):
+    """For each such node, the addresses at which it can be dialled (each ends in /p2p/<id>)."""
+
+    peers: Annotated[
+        tuple[Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES)], ...],
+        Meta(max_length=256),
+    ]
+
+
+class BadChunkReport(Message, frozen=True):
+    """A peer sent a chunk that does not match its digest."""
+
+    artifact: Bytes32
+    peer: Annotated[str, Meta(max_length=80)]
+    index: Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)]
+
+
+class Refusal(Message, frozen=True):
+    """Any request's other answer: a reason code and a sentence."""
+
+    code: Code
+    sentence: Sentence
+
+
+HubRequest = Hello | LatestRequest | LeaseRequest | LeaseReturn | Submit | BadChunkReport
+HubReply = Latest | LeaseGrant | Done | SubmitReply | Refusal
+SwarmRequest = HaveRequest | ChunkRequest | PeersRequest
+SwarmReply = HaveReply | ChunkReply | Elsewhere | PeersReply | Refusal
+WatchEvent = Announcement | Heartbeat | Refusal
+
+CONTROL_PROTOCOL = "/echo-p2p/control/1"
+WATCH_PROTOCOL = "/echo-p2p/watch/1"
+SWARM_PROTOCOL = "/echo-p2p/swarm/1"
+
+MAX_CONTROL_BYTES = 8 * MIB + 4 * KIB
+MAX_SWARM_BYTES = MAX_CHUNK_BYTES + 4 * KIB
+
+MAX_SIGNED_BYTES: dict[type[Signed], int] = {
+    RunDescription: 8 * KIB,
+    Manifest: 4 * MIB,
+    RunRecord: 16 * KIB,
+    Lease: 4 * MAX_TOKENS + 4 * KIB,
+    Receipt: 4 * KIB,
+    Submission: 8 * MIB - KIB,
+}
+"""Largest payload of each signed message, in bytes."""
+
+T = TypeVar("T")
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[object, msgspec.msgpack.Decoder[object]] = {}
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Serialise any message."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """Decode bytes from outside as `kind` (a message type or a union of them), or WireError."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(type=kind)
+    try:
+        return decoder.decode(data)  # type: ignore[return-value]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        name = getattr(kind, "__name__", "message of this protocol")
+        raise WireError(f"{len(data)} bytes that are no {name}: {error}.") from error
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as little-endian uint32."""
+    return np.asarray(tokens, dtype="<u4").tobytes()
+
+
+def unpack_tokens(data: bytes) -> list[int]:
+    """Token ids from `pack_tokens`; WireError if the length is not a multiple of 4."""
+    if len(data) % 4:
+        raise WireError(f"{len(data)} bytes of token ids; their number must be a multiple of 4.")
+    return [int(token) for token in np.frombuffer(data, dtype="<u4")]
+
+
+def pack_logprobs(logprobs: Sequence[float]) -> bytes:
+    """Log-probabilities as little-endian float32."""
+    return np.asarray(logprobs, dtype="<f4").tobytes()
+
+
+def unpack_logprobs(data: bytes) -> list[float]:
+    """Log-probabilities from `pack_logprobs` (NaN and infinities come through: check them)."""
+    if len(data) % 4:
+        raise WireError(f"{len(data)} bytes of log-probs; their number must be a multiple of 4.")
+    return [float(value) for value in np.frombuffer(data, dtype="<f4")]

@@ -1,0 +1,173 @@
+"""`run.toml`: everything an operator decides about a run, strict and documented field by field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from echo_p2p.toml import Strict, load_toml
+from echo_p2p.wire import MAX_CHUNK_BYTES, MAX_GROUP, MAX_TOKENS
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+LINEAR_LAYERS = (
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+)  # fmt: skip
+
+
+class RunSection(Strict):
+    id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    """Name of the run in the network: lower-case letters, digits, hyphens."""
+    mode: Literal["async", "sequential"] = "async"
+    """`sequential` is staleness 0: learner and nodes take turns."""
+    updates: Annotated[int, Field(ge=0)] = 0
+    """Learner updates after which the run is complete; 0 goes on until stopped."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seeds the adapter's initial weights, the order of prompts, and the leases' noise."""
+
+
+class BaseSection(Strict):
+    path: str = "addmix3"
+    """Folder of a Hugging Face snapshot (safetensors), or `addmix3`, the packaged small policy."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What nodes and auditor compute in."""
+
+
+class TaskSection(Strict):
+    name: str = "addmix3"
+    """`addmix3`, `few-shot-addition`, or `reasoning-gym:<dataset>`."""
+    options: dict[str, Any] = {}
+    """Passed to the task."""
+    template: Literal["raw", "chat"] = "raw"
+    """`chat` wraps each prompt as a user message in the tokenizer's chat template."""
+
+
+class SamplingSection(Strict):
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Divides the logits before sampling."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 64
+    """Longest answer, in tokens."""
+    group_size: Annotated[int, Field(ge=2, le=MAX_GROUP)] = 8
+    """G: answers to each prompt."""
+
+
+class LearnerSection(Strict):
+    groups_per_update: Positive = 32
+    """B: groups in one update (R = B * G rollouts)."""
+    staleness: Annotated[int, Field(ge=0, le=100)] = 2
+    """S: no rollout with a greater lag enters an update, in versions. Ignored when sequential."""
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] = 1e-3
+    """AdamW step size."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.99)
+    """AdamW moment decays."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW decoupled weight decay."""
+    clip: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0)]] = (0.2, 0.2)
+    """Ratio clip below and above 1."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradient norm is clipped to this."""
+    rank: Positive = 16
+    """LoRA rank r."""
+    alpha: Positive = 32
+    """LoRA alpha; the update is scaled by alpha / r."""
+    target_modules: tuple[str, ...] = LINEAR_LAYERS
+    """Linear layers that get an adapter."""
+    microbatch_tokens: Positive = 8192
+    """Padded tokens in one forward and backward pass."""
+    device: str = "cpu"
+    """torch device of the learner."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of the learner; 0 leaves torch's default."""
+    keep_checkpoints: Annotated[int, Field(ge=2)] = 4
+    """Checkpoints kept on disk beside the published versions."""
+
+
+class PublishSection(Strict):
+    every: Annotated[int, Field(ge=0)] = 0
+    """kappa: updates between published versions; 0 chooses max(1, S - 1)."""
+    chunk_bytes: Annotated[int, Field(ge=1024, le=MAX_CHUNK_BYTES)] = 1 << 20
+    """Size of an artifact's chunks."""
+
+
+class LeaseSection(Strict):
+    seconds: Annotated[float, Field(gt=0, le=86400)] = 300.0
+    """How long a node has to answer a lease."""
+    groups_per_request: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Most leases granted in answer to one request."""
+
+
+class AuditSection(Strict):
+    probability: Fraction = 0.25
+    """Share of groups whose tokens are derived again before they are trained on."""
+    max_margin: Annotated[float, Field(gt=0)] = 0.02
+    """A token whose perturbed logit lies further below the best one condemns its group."""
+    max_logprob_difference: Annotated[float, Field(gt=0)] = 0.02
+    """A claimed log-probability further from the re-derived one condemns its group."""
+
+
+class ScoringSection(Strict):
+    processes: Positive = 1
+    """Scorer processes."""
+    timeout_s: Annotated[float, Field(gt=0)] = 20.0
+    """A reward that takes longer is a recorded failure, never a zero; its scorer is killed."""
+
+
+class EvaluationSection(Strict):
+    prompts: Annotated[int, Field(ge=0, le=100_000)] = 256
+    """Held-out prompts, one sampled answer each; 0 evaluates nothing."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Updates between evaluations; 0 evaluates only the first version and the last."""
+
+
+class NetworkSection(Strict):
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/42420",)
+    """Multiaddrs to listen on."""
+    announce: tuple[str, ...] = ()
+    """Multiaddrs given to nodes instead of the listened ones, without /p2p."""
+    directory: bool = True
+    """Run a directory (DHT) process and publish the run's record in it."""
+    directory_listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/42421",)
+    """Multiaddrs of the directory process."""
+    directory_peers: tuple[str, ...] = ()
+    """Other directory peers to join, with /p2p."""
+
+
+class RunConfig(Strict):
+    run: RunSection
+    base: BaseSection = BaseSection()
+    task: TaskSection = TaskSection()
+    sampling: SamplingSection = SamplingSection()
+    learner: LearnerSection = LearnerSection()
+    publish: PublishSection = PublishSection()
+    lease: LeaseSection = LeaseSection()
+    audit: AuditSection = AuditSection()
+    scoring: ScoringSection = ScoringSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    network: NetworkSection = NetworkSection()
+
+    @model_validator(mode="after")
+    def _kappa_within_staleness(self) -> RunConfig:
+        if self.publish.every > max(1, self.staleness):
+            raise ValueError(
+                f"publish.every = {self.publish.every} is more than learner.staleness = "
+                f"{self.staleness} allows: nodes could not generate anything fresh enough"
+            )
+        return self
+
+    @property
+    def staleness(self) -> int:
+        """S in force: 0 in sequential mode."""
+        return 0 if self.run.mode == "sequential" else self.learner.staleness
+
+    @property
+    def kappa(self) -> int:
+        """Updates between published versions in force."""
+        return self.publish.every or max(1, self.staleness - 1)
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read `run.toml`; ConfigError names file, line and field."""
+    return load_toml(path, RunConfig)

@@ -1,0 +1,98 @@
+"""What the hub and its learner process say to each other over their pipe (see echo_p2p.pipes)."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
+    pass
+
+
+class Start(_Frame, frozen=True):
+    """Load base and adapter. `config` is the RunConfig as JSON.
+
+    `checkpoint` is a folder made by an earlier `Train`, or None to begin at version 0; version 0's
+    own checkpoint is then written to `out`.
+    """
+
+    config: str
+    base: str
+    checkpoint: str | None
+    out: str
+
+
+class Started(_Frame, frozen=True):
+    version: int
+    trainable: int
+
+
+class TrainRollout(msgspec.Struct, frozen=True):
+    tokens: list[int]
+    logprobs: list[float]
+    reward: float
+
+
+class TrainGroup(msgspec.Struct, frozen=True):
+    """A scored group. `version` is the policy that sampled it."""
+
+    version: int
+    prompt: list[int]
+    rollouts: list[TrainRollout]
+
+
+class Train(_Frame, frozen=True):
+    """One update on these groups, from `version` to `version + 1`; its checkpoint goes to `out`.
+
+    A checkpoint folder holds `adapter/` (a PEFT adapter folder) and `optimizer.safetensors`; it
+    appears whole or not at all.
+    """
+
+    version: int
+    groups: list[TrainGroup]
+    out: str
+
+
+class Trained(_Frame, frozen=True):
+    version: int
+    metrics: dict[str, float]
+
+
+class AuditRollout(msgspec.Struct, frozen=True):
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class Audit(_Frame, frozen=True):
+    """Derive one group again under the policy `version` whose adapter lies at `adapter`."""
+
+    version: int
+    adapter: str
+    prompt: list[int]
+    seed: int
+    temperature: float
+    rollouts: list[AuditRollout]
+
+
+class Audited(_Frame, frozen=True):
+    """Evidence of one group.
+
+    `max_margin`: largest shortfall of a claimed token's perturbed logit from the best one.
+    `max_logprob_difference`: largest |claimed - derived| log-probability.
+    `mismatches`: tokens that are not the argmax; `tokens`: all tokens checked.
+    """
+
+    max_margin: float
+    max_logprob_difference: float
+    mismatches: int
+    tokens: int
+
+
+class Failed(_Frame, frozen=True):
+    """The command could not be carried out; the learner's state is as before it."""
+
+    message: str
+
+
+Command = Start | Train | Audit
+Answer = Started | Trained | Audited | Failed
