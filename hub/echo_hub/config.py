@@ -39,7 +39,7 @@ class BaseSection(Strict):
 class TaskSection(Strict):
     name: str = "addmix3"
     """`addmix3`, `few-shot-addition`, or `reasoning-gym:<dataset>`."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the task."""
     template: Literal["raw", "chat"] = "raw"
     """`chat` wraps each prompt as a user message in the tokenizer's chat template."""
@@ -152,7 +152,7 @@ class RunConfig(Strict):
     def _kappa_within_staleness(self) -> RunConfig:
         if self.publish.every > max(1, self.staleness):
             raise ValueError(
-                f"publish.every = {self.publish.every} is more than learner.staleness = "
+                f"publish.every = {self.publish.every} is more than staleness = "
                 f"{self.staleness} allows: nodes could not generate anything fresh enough"
             )
         return self
