@@ -21,7 +21,7 @@ MAX_FILE_BYTES = 1 << 20
 class Strict(BaseModel):
     """Base of every configuration model: unknown keys are errors, values are frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 S = TypeVar("S", bound=Strict)

@@ -39,14 +39,16 @@ def can_compile_gmp() -> bool:
 
 def main() -> None:
     venv, extra = Path(sys.argv[1]), sys.argv[2]
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before pip would refuse
         found = sys.version.split()[0]
         fail(f"Python 3.11 or newer is needed, this is {found}. Run: make PYTHON=python3.11 ...")
     python = venv / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     if not python.exists():
         print(f"making {venv} ...", flush=True)
         if subprocess.run([sys.executable, "-m", "venv", str(venv)], check=False).returncode:
-            fail("no virtual environment could be made. On Debian: sudo apt-get install python3-venv")
+            fail(
+                "no virtual environment could be made. On Debian: sudo apt-get install python3-venv"
+            )
     pip = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt")]
     wheel = subprocess.run(
         [*pip, "--only-binary", "fastecdsa", "fastecdsa"], capture_output=True, check=False

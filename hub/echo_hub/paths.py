@@ -1,0 +1,49 @@
+"""Where a run keeps its things: one folder, made by `echo-hub init`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run under `root`."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "run.toml"
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "identity.pem"
+
+    @property
+    def bootstrap(self) -> Path:
+        return self.root / "bootstrap_peers.toml"
+
+    @property
+    def directory_key(self) -> Path:
+        return self.root / "directory.key"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.sqlite"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, version: int) -> Path:
+        """Folder of the learner's checkpoint at a version."""
+        return self.checkpoints / f"v{version:06d}"
+
+    def adapter(self, version: int) -> Path:
+        """PEFT adapter folder of a version."""
+        return self.checkpoint(version) / "adapter"

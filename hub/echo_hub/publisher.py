@@ -1,0 +1,109 @@
+"""Publishing a version: manifest, signature, store, ledger, and only then the network.
+
+Invariants: what was announced is in the ledger, with the envelope that was announced, so after a
+crash the same version is never announced with other bytes; versions only rise.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from echo_hub.ledger import Ledger
+from echo_p2p.artifact.manifest import Artifact, build_manifest
+from echo_p2p.artifact.store import Store
+from echo_p2p.errors import RollbackError
+from echo_p2p.identity import Identity
+from echo_p2p.swarm.exchange import Exchange
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version that the network knows."""
+
+    version: int
+    artifact: Artifact
+
+
+class Publisher:
+    """Turns adapter folders into announced artifacts."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: str,
+        chunk_bytes: int,
+        *,
+        store: Store,
+        exchange: Exchange,
+        ledger: Ledger,
+        keep: int,
+    ) -> None:
+        self._identity = identity
+        self._run_id = run_id
+        self._chunk_bytes = chunk_bytes
+        self._store = store
+        self._exchange = exchange
+        self._ledger = ledger
+        self._keep = keep
+        self._recent: list[Published] = []
+        self._changed = trio.Event()
+
+    @property
+    def latest(self) -> Published | None:
+        return self._recent[-1] if self._recent else None
+
+    async def wait_newer(self, version: int) -> Published:
+        """The newest version once it is greater than `version`."""
+        while self.latest is None or self.latest.version <= version:
+            await self._changed.wait()
+        return self.latest
+
+    async def publish(self, version: int, adapter: Path) -> Published:
+        """Sign, store, record and announce the adapter folder as `version`."""
+        if self.latest is not None and version <= self.latest.version:
+            raise RollbackError(
+                f"version {version} cannot be published after version {self.latest.version}."
+            )
+        artifact = await self.make("adapter", version, adapter)
+        await self._ledger.record_publication(version, artifact.envelope)
+        return self._announce(version, artifact)
+
+    async def resume(self, version: int, envelope: bytes, adapter: Path) -> Published:
+        """Announce again what an earlier process of this hub recorded as published."""
+        artifact = Artifact.open(envelope, self._identity.public_key)
+        await trio.to_thread.run_sync(self._store.add, artifact, adapter)
+        return self._announce(version, artifact)
+
+    async def make(self, kind: str, version: int, folder: Path) -> Artifact:
+        """Manifest, signature and a verified copy in the store, for a folder of files."""
+
+        def work() -> Artifact:
+            manifest = build_manifest(
+                folder,
+                run_id=self._run_id,
+                kind=kind,
+                version=version,
+                chunk_bytes=self._chunk_bytes,
+                created_at=time.time(),
+            )
+            artifact = Artifact.sign(self._identity, manifest)
+            self._store.add(artifact, folder)
+            return artifact
+
+        return await trio.to_thread.run_sync(work)
+
+    def _announce(self, version: int, artifact: Artifact) -> Published:
+        published = Published(version, artifact)
+        self._exchange.offer(artifact.id)
+        self._recent.append(published)
+        for old in self._recent[: -self._keep]:
+            self._exchange.withdraw(old.artifact.id)
+            self._store.remove(old.artifact.id)
+        self._recent = self._recent[-self._keep :]
+        self._changed.set()
+        self._changed = trio.Event()
+        return published

@@ -1,0 +1,38 @@
+"""`run.toml` as written by init reads back as the same configuration."""
+
+from __future__ import annotations
+
+import pytest
+from echo_hub.config import RunConfig
+from echo_hub.presets import MODELS, Model, preset
+from echo_hub.template import render_config
+
+from echo_p2p.errors import ConfigError
+from echo_p2p.toml import parse_toml
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_round_trip(model: Model) -> None:
+    config = preset(model, run_id="a-run", overrides={"task": {"options": {"depth": [1, 2.5]}}})
+    text = render_config(config)
+    assert parse_toml(text, RunConfig, source="run.toml") == config
+
+
+def test_every_key_is_commented() -> None:
+    text = render_config(preset("addmix3", run_id="a-run", overrides={}))
+    lines = text.splitlines()
+    for position, line in enumerate(lines):
+        if " = " in line and not line.startswith("#"):
+            assert lines[position - 1].startswith("#"), line
+
+
+def test_an_unknown_key_says_which_exist() -> None:
+    text = '[run]\nid = "a"\n\n[learner]\nstalness = 3\n'
+    with pytest.raises(ConfigError, match=r"run\.toml:5: learner\.stalness: .*staleness"):
+        parse_toml(text, RunConfig, source="run.toml")
+
+
+def test_kappa_beyond_the_staleness_is_refused() -> None:
+    text = '[run]\nid = "a"\n[learner]\nstaleness = 2\n[publish]\nevery = 5\n'
+    with pytest.raises(ConfigError, match=r"publish\.every = 5"):
+        parse_toml(text, RunConfig, source="run.toml")
