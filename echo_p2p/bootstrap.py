@@ -1,0 +1,272 @@
+"""`bootstrap_peers.toml`: how a node that knows nothing finds a run.
+
+Invariants of a file that was accepted: it speaks this program's protocol; every run has a key that
+is the root of all trust in it (a peer id, which holds the hub's public key), and at least three
+well-formed addresses, one of them the hub's; no address can lead a connection astray, since each
+names the peer id that must answer there.
+
+The demo network's private keys are published (here). They are good for processes on one machine
+that want to find each other without any set-up, and worthless as an identity; so they are refused
+together with any address that is not loopback.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import time
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import IO, Annotated, Any
+from urllib.parse import urlsplit
+
+import multiaddr
+import trio
+from blake3 import blake3
+from pydantic import Field, field_validator, model_validator
+
+from echo_p2p import PROTOCOL
+from echo_p2p.errors import ConfigError, IdentityError, UnreachableError
+from echo_p2p.identity import Identity, public_key_of
+from echo_p2p.toml import MAX_FILE_BYTES, Strict, load_toml, parse_toml
+from echo_p2p.wire import MAX_ADDRESSES
+
+FILE_NAME = "bootstrap_peers.toml"
+
+DEMO_RUN_ID = "demo"
+
+DEMO_IDENTITY_SEED = blake3(b"echo-p2p local demo network").digest()
+"""PUBLISHED private key of the demo network's hub: for loopback addresses only."""
+DEMO_DIRECTORY_SEED = blake3(b"echo-p2p local demo directory").digest()
+"""PUBLISHED private key of the demo network's directory: for loopback addresses only."""
+
+_DEMO_PEER_IDS = frozenset(
+    Identity.from_seed(seed).peer_id for seed in (DEMO_IDENTITY_SEED, DEMO_DIRECTORY_SEED)
+)
+_HOST_PROTOCOLS = ("ip4", "ip6", "dns", "dns4", "dns6")
+_MAX_ADDRESS_CHARACTERS = 256
+_READ_BYTES = 1 << 16
+
+
+def _components(address: str) -> list[tuple[str, str]]:
+    """(protocol, value) pairs of a multiaddr; ValueError if it is not one."""
+    if len(address) > _MAX_ADDRESS_CHARACTERS:
+        raise ValueError(f"an address of {len(address)} characters")
+    try:
+        parsed = multiaddr.Multiaddr(address)
+        parts = [(protocol.name, value or "") for protocol, value in parsed.items()]
+    except (multiaddr.exceptions.Error, ValueError) as error:
+        raise ValueError(f"{address!r} is not a multiaddr ({error})") from error
+    if len(parts) < 2:
+        raise ValueError(f"{address!r} is too short for an address")
+    return parts
+
+
+def peer_id_in(address: str) -> str:
+    """The peer id that must answer at a dialable address; ValueError if it is not one."""
+    parts = _components(address)
+    names = [name for name, _ in parts]
+    if names[-1] != "p2p":
+        raise ValueError(f"{address!r} does not end in /p2p/<peer id>")
+    if names[0] not in _HOST_PROTOCOLS or names[1] != "tcp":
+        raise ValueError(f"{address!r} does not begin with /ip4, /ip6 or /dns and a /tcp port")
+    return parts[-1][1]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address leads to this machine itself."""
+    name, value = _components(address)[0]
+    if name in ("ip4", "ip6"):
+        return ipaddress.ip_address(value).is_loopback
+    return value == "localhost"
+
+
+class RunEntry(Strict):
+    id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    """Name of the run."""
+    hub_key: str
+    """The hub's public key, as its peer id. Whatever the hub says is checked against it."""
+    addresses: Annotated[tuple[str, ...], Field(min_length=3, max_length=MAX_ADDRESSES)]
+    """Multiaddrs ending in /p2p/<peer id>: the hub's own, and the directory's peers."""
+
+    @field_validator("hub_key")
+    @classmethod
+    def _is_ed25519(cls, value: str) -> str:
+        try:
+            public_key_of(value)
+        except IdentityError as error:
+            raise ValueError(error.message.rstrip(".")) from error
+        return value
+
+    @model_validator(mode="after")
+    def _addresses_fit_the_key(self) -> RunEntry:
+        ids = [peer_id_in(address) for address in self.addresses]
+        if self.hub_key not in ids:
+            raise ValueError(f"no address ends in the hub's peer id, /p2p/{self.hub_key}")
+        for address, peer_id in zip(self.addresses, ids, strict=True):
+            if {peer_id, self.hub_key} & _DEMO_PEER_IDS and not is_loopback(address):
+                raise ValueError(
+                    f"{address!r} is not a loopback address, and the demo network's private keys "
+                    "are published: anybody could be this hub. Make a key with: echo-hub init"
+                )
+        return self
+
+    @property
+    def hub_public_key(self) -> bytes:
+        return public_key_of(self.hub_key)
+
+    @property
+    def hub_addresses(self) -> tuple[str, ...]:
+        return tuple(a for a in self.addresses if peer_id_in(a) == self.hub_key)
+
+    @property
+    def directory_peers(self) -> tuple[str, ...]:
+        return tuple(a for a in self.addresses if peer_id_in(a) != self.hub_key)
+
+
+class Bootstrap(Strict):
+    protocol: int
+    """Protocol version that the network speaks."""
+    network: Annotated[str, Field(min_length=1, max_length=80)]
+    """Name of the network, for people."""
+    run: Annotated[tuple[RunEntry, ...], Field(min_length=1, max_length=100)]
+    """The runs one can join."""
+
+    @field_validator("protocol")
+    @classmethod
+    def _is_ours(cls, value: int) -> int:
+        if value != PROTOCOL:
+            raise ValueError(
+                f"the network speaks protocol {value}, this program {PROTOCOL}; "
+                "upgrade the older of the two"
+            )
+        return value
+
+    @field_validator("run")
+    @classmethod
+    def _ids_differ(cls, value: tuple[RunEntry, ...]) -> tuple[RunEntry, ...]:
+        if len({entry.id for entry in value}) < len(value):
+            raise ValueError("two runs have the same id")
+        return value
+
+    def choose(self, run_id: str | None) -> RunEntry:
+        """The run with this id; without one, the only run there is."""
+        known = ", ".join(entry.id for entry in self.run)
+        if run_id is None:
+            if len(self.run) > 1:
+                raise ConfigError(
+                    f"{self.network} has several runs: {known}.", fix="Name one with --run."
+                )
+            return self.run[0]
+        for entry in self.run:
+            if entry.id == run_id:
+                return entry
+        raise ConfigError(f"{self.network} has no run {run_id!r}. It has: {known}.")
+
+
+def default_path() -> Path:
+    """The packaged file; in a source tree, the one at its root."""
+    package = Path(str(resources.files("echo_p2p")))
+    for candidate in (package / FILE_NAME, package.parent / FILE_NAME):
+        if candidate.is_file():
+            return candidate
+    raise ConfigError(f"this installation has no {FILE_NAME}.", fix="Name one with --bootstrap.")
+
+
+async def load_bootstrap(source: str | None, *, deadline_s: float) -> Bootstrap:
+    """Read a bootstrap file from a path or a URL, or the packaged one.
+
+    Raises:
+        ConfigError: it is missing, unreadable or wrong; names file, line and field.
+        UnreachableError: the URL did not give it in time.
+    """
+    if source is None:
+        return load_toml(default_path(), Bootstrap)
+    if "://" not in source:
+        return load_toml(Path(source), Bootstrap)
+    check_url(source)
+    with trio.move_on_after(deadline_s):
+        text = await trio.to_thread.run_sync(  # the stubs that libp2p brings are of an older trio
+            _download,
+            source,
+            deadline_s,
+            abandon_on_cancel=True,  # type: ignore[call-arg]
+        )
+        return parse_toml(text, Bootstrap, source=source)
+    raise UnreachableError(f"{source} did not arrive in {deadline_s:.0f} s.")
+
+
+def check_url(url: str) -> None:
+    """Refuse what a bootstrap file must not come from: it holds the key all trust starts with."""
+    parts = urlsplit(url)
+    local = parts.hostname in ("127.0.0.1", "::1", "localhost")
+    if not parts.hostname or parts.scheme not in ("https", "http"):
+        raise ConfigError(f"{url} is not an https:// address or a file.")
+    if parts.scheme == "http" and not local:
+        raise ConfigError(
+            f"{url} could be changed on its way to you.", fix="Use https://, or a file."
+        )
+
+
+def _download(url: str, deadline_s: float) -> str:
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    class Redirects(urllib.request.HTTPRedirectHandler):
+        def redirect_request(
+            self, req: Any, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+        ) -> urllib.request.Request | None:
+            check_url(newurl)
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    end = time.monotonic() + deadline_s
+    data = b""
+    try:
+        opener = urllib.request.build_opener(Redirects)
+        with opener.open(url, timeout=deadline_s) as response:
+            while chunk := response.read1(_READ_BYTES):
+                data += chunk
+                if len(data) > MAX_FILE_BYTES:
+                    raise ConfigError(f"{url} is over {MAX_FILE_BYTES} bytes; no such file.")
+                if time.monotonic() > end:
+                    raise UnreachableError(f"{url} did not arrive in {deadline_s:.0f} s.")
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{url} is not UTF-8 text.") from error
+    except urllib.error.HTTPError as error:
+        raise UnreachableError(f"{url} answered {error.code} {error.reason}.") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise UnreachableError(f"cannot fetch {url}: {error}.") from error
+
+
+_HEADER = """\
+# How a node finds its run. Hand this file to volunteers: echo-node join --bootstrap FILE
+#
+# hub_key is the hub's public key, written as its peer id; everything the hub says is checked
+# against it. addresses are multiaddrs ending in /p2p/<peer id>, three or more: those with the
+# hub's peer id are the hub's own, the others are peers of the directory, which is asked where the
+# hub is now if none of its addresses answers.
+"""
+
+
+def render_bootstrap(
+    *, network: str, run_id: str, hub_key: str, addresses: Sequence[str], note: str = ""
+) -> str:
+    """The text of a bootstrap file with one run; `note` is added to its opening comment."""
+    lines = [_HEADER + "".join(f"# {line}".rstrip() + "\n" for line in note.splitlines())]
+    lines += [
+        f"protocol = {PROTOCOL}",
+        f"network = {json.dumps(network, ensure_ascii=False)}",
+        "",
+        "[[run]]",
+        f"id = {json.dumps(run_id)}",
+        f"hub_key = {json.dumps(hub_key)}",
+        "addresses = [",
+        *(f"    {json.dumps(address)}," for address in addresses),
+        "]",
+    ]
+    text = "\n".join(lines) + "\n"
+    parse_toml(text, Bootstrap, source=FILE_NAME)
+    return text
