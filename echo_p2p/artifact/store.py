@@ -1,0 +1,421 @@
+"""The artifacts on this machine's disk, whole and partial.
+
+    <root>/lock                     held by the one process that uses the store; names its pid
+    <root>/complete/<id>/           envelope, and files/ as the manifest names them
+    <root>/partial/<id>/            the same, files at their full size with holes in them
+    <root>/trash/                   on its way out; emptied when the store is opened
+
+Promises:
+
+- Nothing half-written is ever visible: chunks are written in place under `partial/`, and a folder
+  gets to `complete/` by one rename, after the digest of all its contents was read back from disk.
+  This holds when the process is killed at any byte. Every file is fsynced before that rename, so
+  after a power failure a name in `complete/` has its data; folders are not fsynced, so the rename
+  itself may be forgotten, and then the artifact is found again under `partial/`.
+- There is no journal. What a partial download holds is found out by the digests of its chunks.
+- A chunk is checked against its digest each time it is read. One that went bad on disk turns a
+  complete artifact back into a partial one, which `begin` then repairs. This happens under a pin
+  too: the path is gone, so that loading fails rather than loads garbage.
+- The sizes of all artifacts together (a partial one counts in full) stay within the cap. Room is
+  made by removing the least recently used, never what is pinned, being fetched or being read.
+
+All methods may be called from any thread. Files have mode 0644 and folders 0755 (less the umask).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from blake3 import blake3
+
+from echo_p2p.artifact import bitmap
+from echo_p2p.artifact.disk import (
+    ENVELOPE,
+    FILES,
+    disk_errors,
+    fsync,
+    lay_out,
+    lock,
+    read_slices,
+    sizes_fit,
+    write_slices,
+)
+from echo_p2p.artifact.manifest import Artifact
+from echo_p2p.errors import ArtifactError, ChunkError, EchoError, ManifestError, StoreError
+
+_ID_NAME = re.compile("[0-9a-f]{64}")
+
+
+class _Entry:
+    """One artifact in the store. `have` is what is known to be good on disk."""
+
+    def __init__(self, artifact: Artifact, folder: Path, *, complete: bool) -> None:
+        self.artifact = artifact
+        self.folder = folder
+        self.complete = complete
+        self.have = bitmap.full(artifact.layout.count) if complete else 0
+        self.uses = 0
+        self.fetching = False
+        self.last_used = 0
+
+    @property
+    def files(self) -> Path:
+        return self.folder / FILES
+
+
+class Store:
+    """A folder of artifacts under a size cap.
+
+    Args:
+        root: made if it is missing. One process at a time: StoreError names the other's pid.
+        cap_bytes: most bytes of artifacts kept; None sets no limit.
+    """
+
+    def __init__(self, root: Path, *, cap_bytes: int | None) -> None:
+        self.root = root
+        self.cap_bytes = cap_bytes
+        self._mutex = threading.RLock()  # held for decisions and renames, never while data moves
+        self._clock = itertools.count(1)
+        self._trash_names = itertools.count()
+        self._entries: dict[bytes, _Entry] = {}
+        with disk_errors(f"open the store {root}"):
+            root.mkdir(parents=True, exist_ok=True)
+            self._lock = lock(root / "lock")
+            try:
+                for name in ("complete", "partial", "trash"):
+                    (root / name).mkdir(exist_ok=True)
+                for left_over in (root / "trash").iterdir():
+                    shutil.rmtree(left_over)
+                self._load()
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Let another process have the store."""
+        os.close(self._lock)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- what is here ---------------------------------------------------------------------------
+
+    def path(self, artifact_id: bytes) -> Path | None:
+        """Folder with the files of a complete artifact. Without a pin it may go at any time."""
+        with self._mutex:
+            entry = self._complete(artifact_id)
+            return None if entry is None else self._touch(entry).files
+
+    def get(self, artifact_id: bytes) -> Artifact | None:
+        """A complete artifact's manifest."""
+        with self._mutex:
+            entry = self._complete(artifact_id)
+            return None if entry is None else entry.artifact
+
+    def complete(self) -> list[Artifact]:
+        """Every complete artifact."""
+        with self._mutex:
+            return [entry.artifact for entry in self._entries.values() if entry.complete]
+
+    def have(self, artifact_id: bytes) -> int | None:
+        """Chunks (see `bitmap`) of a complete artifact or of one being fetched, else None."""
+        with self._mutex:
+            entry = self._entries.get(artifact_id)
+            return entry.have if entry and (entry.complete or entry.fetching) else None
+
+    @contextmanager
+    def pin(self, artifact_id: bytes) -> Iterator[Path]:
+        """Keep a complete artifact from being removed for the length of the block."""
+        with self._mutex:
+            entry = self._complete(artifact_id)
+            if entry is None:
+                raise StoreError(f"the artifact {artifact_id.hex()[:12]} is not complete here.")
+            self._touch(entry).uses += 1
+        try:
+            yield entry.files
+        finally:
+            with self._mutex:
+                entry.uses -= 1
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def read_chunk(self, artifact_id: bytes, index: int) -> bytes | None:
+        """A verified chunk, or None if it is not here.
+
+        ChunkError: it was here but its bytes on disk have changed; it is here no more.
+        """
+        with self._mutex:
+            entry = self._entries.get(artifact_id)
+            if entry is None or not 0 <= index < entry.artifact.layout.count:
+                return None
+            if not entry.have >> index & 1:
+                return None
+            self._touch(entry).uses += 1
+        try:
+            data = self._read_good(entry, index)
+        finally:
+            with self._mutex:
+                entry.uses -= 1
+        if data is None:
+            self._lose(entry, 1 << index)
+            raise ChunkError(
+                f"chunk {index} of {entry.artifact} is corrupt on disk.", fix="Fetch it again."
+            )
+        return data
+
+    def verify(self, artifact_id: bytes) -> bool:
+        """Read a complete artifact whole; False if it is not complete, or no longer so."""
+        with self._mutex:
+            entry = self._complete(artifact_id)
+            if entry is None:
+                return False
+            entry.uses += 1
+        try:
+            everything = bitmap.full(entry.artifact.layout.count)
+            lost = everything & ~self._scan(entry)
+        finally:
+            with self._mutex:
+                entry.uses -= 1
+        if lost:
+            self._lose(entry, lost)
+        return not lost
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def begin(self, artifact: Artifact) -> Partial:
+        """Start or resume fetching an artifact; chunks already on disk are verified first.
+
+        StoreError: no room, complete already, or being fetched already.
+        """
+        with self._mutex:
+            entry = self._entries.get(artifact.id)
+            if entry is not None and (entry.complete or entry.fetching):
+                state = "complete" if entry.complete else "being fetched"
+                raise StoreError(f"{artifact} is {state} already.")
+            if entry is None:
+                removed = self._make_room(artifact)
+                folder = self.root / "partial" / artifact.id.hex()
+                entry = self._entries[artifact.id] = _Entry(artifact, folder, complete=False)
+            else:
+                removed = []
+            self._touch(entry).fetching = True
+        partial = Partial(self, entry)
+        try:
+            with disk_errors(f"store {artifact}"):
+                for path in removed:
+                    shutil.rmtree(path)
+                if lay_out(entry.folder, artifact):
+                    found = self._scan(entry)
+                    with self._mutex:
+                        entry.have = found
+        except BaseException:
+            partial.close()
+            raise
+        return partial
+
+    def add(self, artifact: Artifact, source: Path) -> Path:
+        """Copy an artifact's files in from a folder; they must be what its manifest says."""
+        if (path := self.path(artifact.id)) is not None:
+            return path
+        with self.begin(artifact) as partial:
+            for index in bitmap.indices(partial.lacks):
+                with disk_errors(f"read {source}"):
+                    data = read_slices(source, artifact.layout.slices(index))
+                if not artifact.holds(index, data):
+                    raise ManifestError(f"{source} does not hold the bytes of {artifact}.")
+                partial.write(index, data)
+            return partial.finish()
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _complete(self, artifact_id: bytes) -> _Entry | None:
+        entry = self._entries.get(artifact_id)
+        return entry if entry is not None and entry.complete else None
+
+    def _touch(self, entry: _Entry) -> _Entry:
+        entry.last_used = next(self._clock)
+        # the order of use outlives the process; losing it costs nothing but a worse choice
+        with disk_errors(f"use {entry.artifact}"):
+            if entry.folder.exists():
+                os.utime(entry.folder)
+        return entry
+
+    def _load(self) -> None:
+        for state in ("complete", "partial"):
+            for folder in list((self.root / state).iterdir()):
+                if not _ID_NAME.fullmatch(folder.name):
+                    continue  # not ours
+                entry = _load_entry(folder, complete=state == "complete")
+                if entry is None:
+                    shutil.rmtree(self._to_trash(folder))
+                    continue
+                known = self._entries.setdefault(entry.artifact.id, entry)
+                if known.folder != folder:
+                    shutil.rmtree(self._to_trash(folder))
+                elif state == "complete" and not sizes_fit(folder, entry.artifact):
+                    self._lose(entry, entry.have)
+        by_age = sorted(self._entries.values(), key=lambda entry: entry.folder.stat().st_mtime_ns)
+        for entry in by_age:
+            entry.last_used = next(self._clock)
+
+    def _make_room(self, artifact: Artifact) -> list[Path]:
+        """Forget the least recently used until `artifact` fits; returns what is to be deleted."""
+        need = artifact.layout.total_bytes
+        if self.cap_bytes is None:
+            return []
+        idle = [entry for entry in self._entries.values() if not (entry.uses or entry.fetching)]
+        sizes = {entry.artifact.id: entry.artifact.layout.total_bytes for entry in idle}
+        held = sum(entry.artifact.layout.total_bytes for entry in self._entries.values())
+        if need + held - sum(sizes.values()) > self.cap_bytes:
+            raise StoreError(
+                f"no room for the {need} bytes of {artifact}: the store may hold {self.cap_bytes}, "
+                f"and {held - sum(sizes.values())} of them are in use.",
+                fix="Allow it more disk space.",
+            )
+        removed = []
+        for entry in sorted(idle, key=lambda entry: entry.last_used):
+            if need + held <= self.cap_bytes:
+                break
+            held -= sizes[entry.artifact.id]
+            removed.append(self._forget(entry))
+        return removed
+
+    def _forget(self, entry: _Entry) -> Path:
+        del self._entries[entry.artifact.id]
+        with disk_errors(f"remove {entry.artifact}"):
+            return self._to_trash(entry.folder)
+
+    def _to_trash(self, folder: Path) -> Path:
+        trashed = self.root / "trash" / f"{folder.name}.{next(self._trash_names)}"
+        folder.rename(trashed)
+        return trashed
+
+    def _lose(self, entry: _Entry, lost: int) -> None:
+        """These chunks turned out to be bad on disk."""
+        with self._mutex:
+            entry.have &= ~lost
+            if entry.complete:
+                entry.complete = False
+                with disk_errors(f"set {entry.artifact} aside"):
+                    self._move(entry, "partial")
+
+    def _move(self, entry: _Entry, state: str) -> None:
+        folder = self.root / state / entry.artifact.id.hex()
+        if folder.exists():
+            self._to_trash(folder)
+        entry.folder.rename(folder)
+        entry.folder = folder
+
+    def _read_good(self, entry: _Entry, index: int) -> bytes | None:
+        """A chunk's bytes if they match its digest; None if they do not, or cannot be read."""
+        while True:
+            folder = entry.folder
+            try:
+                data = read_slices(folder / FILES, entry.artifact.layout.slices(index))
+            except OSError:
+                data = b""
+            if entry.artifact.holds(index, data):
+                return data
+            if folder == entry.folder:  # else it was renamed while we looked: look again
+                return None
+
+    def _scan(self, entry: _Entry) -> int:
+        count = entry.artifact.layout.count
+        good = bytearray((count + 7) // 8)
+        for index in range(count):
+            if self._read_good(entry, index) is not None:
+                good[index // 8] |= 1 << index % 8
+        return bitmap.from_bytes(bytes(good), count)
+
+
+class Partial:
+    """An artifact being fetched; a context manager, so that it does not stay "in use" for ever.
+
+    Closing keeps what was fetched on disk: a later `begin` resumes.
+    """
+
+    def __init__(self, store: Store, entry: _Entry) -> None:
+        self._store = store
+        self._entry = entry
+        self.artifact = entry.artifact
+
+    def __enter__(self) -> Partial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def have(self) -> int:
+        """Chunks that are verified and on disk (see `bitmap`)."""
+        return self._entry.have
+
+    @property
+    def lacks(self) -> int:
+        """The other chunks."""
+        return bitmap.full(self.artifact.layout.count) & ~self._entry.have
+
+    def write(self, index: int, data: bytes) -> None:
+        """Put a chunk in its place.
+
+        ChunkError: these bytes are not that chunk; nothing was written.
+        StoreError: the disk is full or broken; the chunk does not count as here.
+        """
+        if not self.artifact.holds(index, data):
+            raise ChunkError(f"{len(data)} bytes that are not chunk {index} of {self.artifact}.")
+        with disk_errors(f"write chunk {index} of {self.artifact}"):
+            write_slices(self._entry.files, self.artifact.layout.slices(index), data)
+        with self._store._mutex:
+            self._entry.have |= 1 << index
+
+    def finish(self) -> Path:
+        """Read everything back, make it durable, make it visible; returns the folder of files.
+
+        ChunkError: a chunk is bad on disk; it is lacking again.
+        ManifestError: every chunk is right and the whole is not, so the manifest lies.
+        """
+        entry, store = self._entry, self._store
+        if self.lacks:
+            raise ArtifactError(f"{self.artifact} still lacks {self.lacks.bit_count()} chunks.")
+        content = blake3()
+        for index in range(self.artifact.layout.count):
+            data = store._read_good(entry, index)
+            if data is None:
+                store._lose(entry, 1 << index)
+                raise ChunkError(f"chunk {index} of {self.artifact} is corrupt on disk.")
+            content.update(data)
+        if content.digest() != self.artifact.manifest.content:
+            raise ManifestError(f"{self.artifact} is not what its manifest says it adds up to.")
+        with disk_errors(f"complete {self.artifact}"):
+            for file in self.artifact.manifest.files:
+                fsync(entry.files / file.name)
+            fsync(entry.folder / ENVELOPE)
+            with store._mutex:
+                store._move(entry, "complete")
+                entry.complete, entry.fetching = True, False
+                store._touch(entry)
+        return entry.files
+
+    def close(self) -> None:
+        """Stop fetching."""
+        with self._store._mutex:
+            self._entry.fetching = False
+
+
+def _load_entry(folder: Path, *, complete: bool) -> _Entry | None:
+    """The entry in a folder of ours; None if it cannot be made out what it holds."""
+    try:
+        artifact = Artifact.open((folder / ENVELOPE).read_bytes(), None)
+    except (OSError, EchoError):
+        return None
+    return _Entry(artifact, folder, complete=complete) if artifact.id.hex() == folder.name else None
