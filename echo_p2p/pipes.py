@@ -23,6 +23,7 @@ import msgspec
 import trio
 
 from echo_p2p.errors import ProcessError
+from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import decode, encode
 
 MAX_FRAME_BYTES = 1 << 30
@@ -146,7 +147,7 @@ async def child_process(
         start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the child's
     )
     child = Child(process, name)
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         nursery.start_soon(child._drain_stderr, stderr_line)
         try:
             yield child
