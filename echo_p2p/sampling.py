@@ -46,7 +46,18 @@ def row_key(seed: int, index: int, position: int) -> tuple[int, int]:
 
 def row_keys(rows: Sequence[tuple[int, int, int]]) -> np.ndarray[Any, np.dtype[np.uint32]]:
     """Keys of many rows (seed, index, position): shape [rows, 2], uint32."""
-    return np.asarray([row_key(*row) for row in rows], dtype=np.uint32).reshape(len(rows), 2)
+    return keys_at(*np.asarray(rows, dtype=np.uint64).reshape(len(rows), 3).T)
+
+
+def keys_at(seeds: Any, indices: Any, positions: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """`row_key` of arrays that broadcast against each other: their shape + [2], uint32."""
+    state: Any = np.zeros(1, dtype=np.uint64)  # an array: NumPy warns of overflow in scalars
+    for part in (seeds, indices, positions):
+        x = (state ^ np.asarray(part, dtype=np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = x ^ (x >> np.uint64(31))
+    return np.stack([state >> np.uint64(32), state & np.uint64(0xFFFFFFFF)], -1).astype(np.uint32)
 
 
 def gumbel_numpy(
