@@ -77,7 +77,7 @@ class Peer:
         async def answer(remote: Remote, stream: Stream) -> None:
             while True:
                 with trio.move_on_after(IDLE_S) as idle:
-                    await stream.receive_header()
+                    await stream.next_size()
                 if idle.cancelled_caught:
                     return
                 async with slots[remote.peer_id]:
@@ -310,5 +310,7 @@ async def open_peer(
                 yield Peer(identity, host)
             except Exception as error:  # noqa: BLE001 - raised again below, out of the nursery
                 failure = error
+            finally:
+                await host.get_network().shut()
     if failure is not None:
         raise failure

@@ -1,12 +1,14 @@
 """The libp2p host we run: TCP, Noise and Yamux, nothing else, and no work of its own accord.
 
-libp2p is used from its own building blocks rather than through `new_host`, whose defaults accept
-plaintext, dial peers unasked, and count every connection ever accepted against the limit.
+libp2p 0.8.1 is put together from its own building blocks rather than by `new_host`, whose defaults
+accept plaintext, dial known peers unasked, and count every connection ever accepted against the
+limit of open ones. What is changed is changed by the subclasses here.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any
 
 import trio
@@ -15,47 +17,79 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
+from libp2p.protocol_muxer.exceptions import MultiselectError
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
-from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.transport.exceptions import MuxerUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
 from echo_p2p.identity import Identity
+from echo_p2p.net.mux import Connection
 from echo_p2p.net.stream import LOST
 
 HANDSHAKE_S = 10.0
-MAX_HANDSHAKES = 64
+MAX_HANDSHAKES = 128
+MAX_HANDSHAKES_PER_ADDRESS = 32
+CLOSE_S = 3.0
 
 _log = logging.getLogger(__name__)
 
 
+class Upgrader(TransportUpgrader):  # type: ignore[misc]
+    """Puts our muxer on secured connections."""
+
+    async def upgrade_connection(self, session: Any, peer_id: ID) -> Any:
+        try:
+            muxer = await self.muxer_multistream.select_transport(session)
+        except MultiselectError as error:
+            raise MuxerUpgradeFailure("no muxer in common") from error
+        return muxer(session, peer_id)
+
+
 class Network(Swarm):  # type: ignore[misc]
-    """A Swarm whose inbound limit counts open connections and handshakes, not all that ever were."""
+    """A Swarm whose inbound limits count open connections and handshakes, not all there ever were."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._handshakes = 0
+        self._handshakes: Counter[str] = Counter()
 
-    async def _handle_inbound_connection(self, raw: Any, maddr: Any) -> None:
-        from libp2p.network.connection.raw_connection import RawConnection
-
-        if self._handshakes >= MAX_HANDSHAKES:
+    async def _handle_inbound_connection(self, tcp_stream: Any, maddr: Any) -> None:
+        """Runs for as long as the connection lives; libp2p closes the socket when it returns."""
+        source = str(tcp_stream.stream.socket.getpeername()[0])
+        if (
+            self._handshakes.total() >= MAX_HANDSHAKES
+            or self._handshakes[source] >= MAX_HANDSHAKES_PER_ADDRESS
+        ):
+            _log.debug("too many handshakes at a time; %s is turned away", source)
             return
-        connection = RawConnection(raw, False)
-        self._handshakes += 1
+        self._handshakes[source] += 1
         try:
-            muxed = await self.upgrade_inbound_raw_conn(connection, maddr)
+            connection = await self.upgrade_inbound_raw_conn(
+                RawConnection(tcp_stream, False), maddr
+            )
         except Exception as error:  # noqa: BLE001 - whatever a stranger's handshake provokes
-            _log.debug("an inbound connection failed: %r", error)
+            _log.debug("an inbound connection from %s failed: %r", source, error)
             return
         finally:
-            self._handshakes -= 1
-        await muxed.event_closed.wait()
+            self._handshakes[source] -= 1
+            self._handshakes += Counter()  # forget those at zero
+        await connection.event_closed.wait()
+
+    async def shut(self) -> None:
+        """Close every port and connection, all at the same time, within `CLOSE_S`."""
+        self._closing = True
+        with trio.CancelScope(deadline=trio.current_time() + CLOSE_S, shield=True):
+            async with trio.open_nursery() as nursery:
+                for listener in self.listeners.values():
+                    nursery.start_soon(listener.close)
+                for connection in self.get_connections():
+                    nursery.start_soon(connection.close)
 
 
 class Host(BasicHost):  # type: ignore[misc]
@@ -72,8 +106,7 @@ class Host(BasicHost):  # type: ignore[misc]
             await super()._swarm_stream_handler(stream)
         except (*LOST, ValueError) as error:
             _log.debug("an inbound stream failed: %r", error)
-            with trio.move_on_after(1, shield=True):
-                await stream.reset()
+            await stream.reset()
 
 
 def build_host(identity: Identity, max_connections: int) -> Host:
@@ -86,7 +119,7 @@ def build_host(identity: Identity, max_connections: int) -> Host:
     network = Network(
         peer_id,
         peerstore,
-        TransportUpgrader({NOISE: noise}, {TProtocol(YAMUX): Yamux}),
+        Upgrader({NOISE: noise}, {TProtocol(YAMUX): Connection}),
         transports=[TCP()],
         retry_config=RetryConfig(max_retries=0),
         connection_config=ConnectionConfig(

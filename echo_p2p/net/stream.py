@@ -2,7 +2,7 @@
 
 Promises: whatever the other side does, `send` and `receive` end with a frame or a `NetError`; a
 receive that was cut short by its deadline or by cancellation can be repeated, no byte is lost; a
-sender waits while the receiver is slow.
+send that was cut short breaks the stream; a sender waits while the receiver is slow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from echo_p2p.errors import DeadlineError, NetError
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEADER = struct.Struct(">I")
-READ_BYTES = 256 * 1024
+JOIN_BYTES = 16 * 1024  # a body up to this size is copied behind its header, not sent after it
+LET_GO_S = 1.0
 
 LOST = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError, OSError, EOFError)
 """What libp2p raises when a stream or its connection is gone."""
@@ -41,93 +42,104 @@ class FrameError(NetError):
 
 
 class Stream:
-    """Frames to and from one peer on one protocol."""
+    """Frames to and from one peer on one protocol. One task sends and one receives, at a time."""
 
-    def __init__(self, raw: Any, peer_id: str, protocol: str) -> None:
+    def __init__(self, net_stream: Any, peer_id: str, protocol: str) -> None:
         self.peer_id = peer_id
         self.protocol = protocol
-        self._raw = raw
-        self._buffer = bytearray()
-        self._sending = trio.Lock()
-        self.broken = False
+        self._net_stream = net_stream
+        self._muxed = net_stream.muxed_stream
+        self._broken = False
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+
+    @property
+    def broken(self) -> bool:
+        """Nothing can be sent on it any more."""
+        return self._broken or self._muxed.broken
 
     async def send(self, body: bytes) -> None:
         """Send one frame; waits while the other side is not reading."""
         if not 0 < len(body) <= MAX_FRAME_BYTES:
             raise ValueError(f"a frame of {len(body)} bytes")
-        async with self._sending:
-            if self.broken:
-                raise self._lost("was closed before")
-            self.broken = True  # until the whole frame is out
-            try:
-                await self._raw.write(HEADER.pack(len(body)) + body)
-            except LOST as error:
-                raise self._lost(str(error)) from error
-            self.broken = False
+        if self.broken:
+            raise self._lost("it is closed")
+        self._broken = True  # until the whole frame is out
+        try:
+            header = HEADER.pack(len(body))
+            if len(body) > JOIN_BYTES:
+                await self._muxed.write(header)
+                await self._muxed.write(body)
+            else:
+                await self._muxed.write(header + body)
+        except LOST as error:
+            raise self._lost(str(error)) from error
+        self._broken = False
 
     async def receive(self, max_bytes: int, *, deadline_s: float | None) -> bytes:
         """The next frame. Raises FrameError if it is over `max_bytes`."""
         with trio.move_on_after(float("inf") if deadline_s is None else deadline_s):
-            return await self._body(await self.receive_header(), max_bytes)
-        raise DeadlineError(f"{self.peer_id} sent nothing on {self.protocol} in {deadline_s:g} s.")
+            return await self._receive(max_bytes)
+        raise DeadlineError(
+            f"{self.peer_id} sent no whole frame on {self.protocol} in {deadline_s:g} s."
+        )
 
-    async def receive_header(self) -> int:
-        """Wait for a frame's length; it stays in the buffer until its body is taken."""
-        await self._fill(HEADER.size)
-        size = int(HEADER.unpack_from(self._buffer)[0])
-        if size == 0:
-            raise FrameError(f"{self.peer_id} sent an empty frame.", "bad_message")
-        return size
-
-    async def _body(self, size: int, max_bytes: int) -> bytes:
+    async def _receive(self, max_bytes: int) -> bytes:
+        size = await self.next_size()
         if size > max_bytes:
             raise FrameError(
                 f"{self.peer_id} sent a frame of {size} bytes on {self.protocol}; "
                 f"{max_bytes} are allowed.",
                 "too_large",
             )
-        await self._fill(HEADER.size + size)
-        body = bytes(self._buffer[HEADER.size : HEADER.size + size])
-        del self._buffer[: HEADER.size + size]
-        return body
+        await self._hold(HEADER.size + size)
+        return self._take(HEADER.size + size)[HEADER.size :]
+
+    async def next_size(self) -> int:
+        """Wait for the next frame to begin; its size. The frame is still to be received."""
+        await self._hold(HEADER.size)
+        if len(self._held[0]) < HEADER.size:
+            self._held = [b"".join(self._held)]
+        size = int(HEADER.unpack_from(self._held[0])[0])
+        if not size:
+            raise FrameError(f"{self.peer_id} sent an empty frame.", "bad_message")
+        return size
 
     async def skip(self) -> None:
-        """Read the frame at hand and drop it, in little memory."""
-        left = HEADER.size + await self.receive_header()
+        """Read the next frame and drop it, in little memory."""
+        left = HEADER.size + await self.next_size()
         while left:
-            await self._fill(1)
-            taken = min(left, len(self._buffer))
-            del self._buffer[:taken]
-            left -= taken
+            await self._hold(1)
+            left -= len(self._take(min(left, self._held_bytes)))
 
-    async def _fill(self, size: int) -> None:
-        while len(self._buffer) < size:
+    async def _hold(self, size: int) -> None:
+        while self._held_bytes < size:
             try:
-                data = await self._raw.read(READ_BYTES)
+                chunk = await self._muxed.receive()
             except LOST as error:
                 raise self._lost(str(error)) from error
-            if not data:
-                raise self._lost("it closed the stream")
-            self._buffer += data
+            self._held.append(chunk)
+            self._held_bytes += len(chunk)
+
+    def _take(self, size: int) -> bytes:
+        held = b"".join(self._held) if len(self._held) > 1 else self._held[0]
+        self._held = [held[size:]] if len(held) > size else []
+        self._held_bytes -= size
+        return held[:size]
 
     def _lost(self, how: str) -> NetError:
-        self.broken = True
-        return NetError(
-            f"the stream to {self.peer_id} on {self.protocol} broke ({how or 'connection lost'})."
-        )
+        self._broken = True
+        return NetError(f"the stream to {self.peer_id} on {self.protocol} broke: {how}.")
 
     async def close(self) -> None:
         """Say that nothing more will be sent, and let go."""
-        await self._let_go(self._raw.close)
+        await self._let_go(self._net_stream.close)
 
     async def reset(self) -> None:
         """Break the stream off."""
-        await self._let_go(self._raw.reset)
+        await self._let_go(self._net_stream.reset)
 
     async def _let_go(self, how: Any) -> None:
-        self.broken = True
-        with trio.move_on_after(1, shield=True):
-            try:
-                await how()
-            except LOST:
-                return
+        self._broken = True
+        with trio.CancelScope(deadline=trio.current_time() + LET_GO_S, shield=True):
+            await how()

@@ -1,0 +1,120 @@
+"""Bytes under Noise: a connection's socket, taken over from libp2p once the handshake is done.
+
+libp2p reads a packet's length and body with a system call each and sends packets one by one; this
+reads and writes many at a time. Whatever is not a plain TCP socket (a relayed connection) goes
+through libp2p's own session instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import trio
+from cryptography.exceptions import InvalidTag
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.io.trio import TrioTCPStream
+
+READ_BYTES = 256 * 1024
+MAX_PLAIN_BYTES = 65535 - 16
+
+
+class ChannelError(Exception):
+    """The connection under a channel broke, or the other side sent what is not Noise."""
+
+
+class Channel(Protocol):
+    """What the muxer needs of a secured connection. One task reads and one writes, at a time."""
+
+    async def receive(self) -> list[bytes]:
+        """The plaintext of the packets that are there; empty at the end."""
+
+    async def send(self, data: bytes) -> None:
+        """Encrypt and send."""
+
+    async def close(self) -> None:
+        """Close the socket at once."""
+
+
+class NoiseChannel:
+    """A TCP socket and the two cipher states that the handshake left."""
+
+    def __init__(self, session: Any, socket: trio.SocketStream) -> None:
+        state = session.conn.noise_state.noise_protocol
+        self._seal = state.cipher_state_encrypt.encrypt_with_ad
+        self._unseal = state.cipher_state_decrypt.decrypt_with_ad
+        self._socket = socket
+        self._rest = b""
+        early = session._drain(None)  # read ahead by libp2p while the muxer was negotiated
+        self._early = [early] if early else []
+
+    async def receive(self) -> list[bytes]:
+        packets, self._early = self._early, []
+        while not packets:
+            try:
+                data = await self._socket.receive_some(READ_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise ChannelError("the connection broke") from error
+            if not data:
+                return []
+            packets = self._packets(self._rest + bytes(data))
+        return packets
+
+    def _packets(self, data: bytes) -> list[bytes]:
+        packets = []
+        view, at = memoryview(data), 0
+        try:
+            while len(data) - at >= 2:
+                end = at + 2 + int.from_bytes(view[at : at + 2], "big")
+                if end > len(data):
+                    break
+                packets.append(self._unseal(b"", view[at + 2 : end]))
+                at = end
+        except InvalidTag as error:
+            raise ChannelError("a packet that is not ours or was changed on the way") from error
+        self._rest = data[at:]
+        return packets
+
+    async def send(self, data: bytes) -> None:
+        view, sealed = memoryview(data), []
+        for at in range(0, len(data), MAX_PLAIN_BYTES):
+            packet = self._seal(b"", view[at : at + MAX_PLAIN_BYTES])
+            sealed.append(len(packet).to_bytes(2, "big"))
+            sealed.append(packet)
+        try:
+            await self._socket.send_all(b"".join(sealed))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ChannelError("the connection broke") from error
+
+    async def close(self) -> None:
+        await trio.aclose_forcefully(self._socket)
+
+
+class SessionChannel:
+    """Any other connection, through libp2p's secured session."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    async def receive(self) -> list[bytes]:
+        try:
+            data = await self._session.read(None)
+        except (BaseLibp2pError, InvalidTag, OSError) as error:
+            raise ChannelError("the connection broke") from error
+        return [data] if data else []
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await self._session.write(data)
+        except (BaseLibp2pError, OSError) as error:
+            raise ChannelError("the connection broke") from error
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def channel_of(session: Any) -> Channel:
+    """The channel of a connection that libp2p has secured and negotiated a muxer on."""
+    transport = session.conn.read_writer.read_write_closer.stream
+    if isinstance(transport, TrioTCPStream):
+        return NoiseChannel(session, transport.stream)
+    return SessionChannel(session)
