@@ -63,13 +63,14 @@ def encode(text: str) -> list[int]:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character; what is not in the alphabet is `<unk>`."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    """One token a character, in the byte-level form that loaders of Qwen2 tokenizers assume."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE(vocab=VOCABULARY, merges=[], unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    byte_level = {token.replace(" ", "Ġ").replace("\n", "Ċ"): i for token, i in VOCABULARY.items()}
+    tokenizer = Tokenizer(models.BPE(vocab=byte_level, merges=[], unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
