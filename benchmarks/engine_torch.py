@@ -1,0 +1,138 @@
+"""Is our torch engine as fast as `transformers.generate`? Tokens per second on the same work.
+
+Both sample the same prompts, with the same adapter merged, in the same process, in turns; tokens
+after an answer's end count for neither. `generate` is given what a user would give it: left
+padding, an attention mask, merged weights, a key-value cache. Ours also derives every token from
+its lease's seed and reports its log-probability, which `generate` is not asked to.
+
+    python benchmarks/engine_torch.py [--model FOLDER] [--threads N] [--rows N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from echo_node.engines.base import Job
+from echo_node.engines.torch import TorchEngine
+from echo_p2p.wire import Sampling
+
+EOS, PAD = 2, 0
+GROUP = 8
+ADDMIX3 = Path(__file__).parent.parent / "hub/echo_hub/models/addmix3"
+
+
+def make_model(folder: Path) -> Path:
+    """The shape of addmix3 with random weights: answers end anywhere."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=56, hidden_size=128, intermediate_size=352, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+        tie_word_embeddings=True, bos_token_id=1, eos_token_id=EOS, pad_token_id=PAD,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def make_adapter(base: Path, folder: Path) -> Path:
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapted = get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.002)
+    adapted.save_pretrained(folder)
+    return folder
+
+
+def make_prompts(count: int, vocabulary: int) -> list[list[int]]:
+    """Prompts like `237+682=`, of 4 to 8 tokens: GROUP answers to each."""
+    chance = random.Random(0)
+    prompts = [
+        [chance.randrange(4, min(vocabulary, 14)) for _ in range(chance.randint(4, 8))]
+        for _ in range(count // GROUP)
+    ]
+    return [prompt for prompt in prompts for _ in range(GROUP)]
+
+
+def ours(base: Path, adapter: Path, prompts: list[list[int]], limit: int) -> Callable[[], int]:
+    engine = TorchEngine(max_sequences=len(prompts), device="cpu")
+    engine.load(base, "float32")
+    engine.activate(1, adapter)
+    sampling = Sampling(temperature=1.0, max_new_tokens=limit, stop=(EOS,))
+    runs = iter(range(1, 1000))
+
+    def run() -> int:
+        seed = next(runs) << 32
+        jobs = [
+            Job(prompt, seed + i // GROUP, i % GROUP, sampling) for i, prompt in enumerate(prompts)
+        ]
+        return sum(len(answer.tokens) for answer in engine.generate(jobs))
+
+    return run
+
+
+def theirs(base: Path, adapter: Path, prompts: list[list[int]], limit: int) -> Callable[[], int]:
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = PeftModel.from_pretrained(model, adapter).merge_and_unload().eval()
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+
+    @torch.inference_mode()
+    def run() -> int:
+        out = model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=limit, do_sample=True,
+            temperature=1.0, top_k=0, top_p=1.0, pad_token_id=PAD, eos_token_id=EOS,
+        )  # fmt: skip
+        answers = out[:, width:].tolist()
+        return sum(a.index(EOS) + 1 if EOS in a else len(a) for a in answers)
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="a snapshot folder instead of the two shapes")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rows", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--new-tokens", type=int, default=48)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        models = {"random": options.model or make_model(root / "random")}
+        if options.model is None and ADDMIX3.is_dir():
+            models["addmix3"] = ADDMIX3
+        print(f"{options.threads} thread(s), up to {options.new_tokens} new tokens, median of 5")
+        for name, base in models.items():
+            adapter = make_adapter(base, root / f"{name}-adapter")
+            for rows in options.rows:
+                prompts = make_prompts(rows, 56)
+                makers = (ours, theirs)
+                runs = [make(base, adapter, prompts, options.new_tokens) for make in makers]
+                rates: list[list[float]] = [[], []]
+                for turn in range(6):
+                    for run, measured in zip(runs, rates, strict=True):
+                        start = time.perf_counter()
+                        tokens = run()
+                        if turn:  # the first warms up
+                            measured.append(tokens / (time.perf_counter() - start))
+                mine, plain = (statistics.median(measured) for measured in rates)
+                print(
+                    f"{name:8} {rows:4} rows: ours {mine:8.0f} tokens/s, "
+                    f"transformers.generate {plain:8.0f}, ratio {mine / plain:.2f}"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""LoRA adapters: read from a PEFT folder with suspicion, merged into a base model without drift.
+
+Invariants: only JSON and safetensors are read; every key, shape and number is checked before a
+weight changes; merged weights are always pristine + delta, never the last ones plus a difference,
+so activating a version gives the same bits whatever was active before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from echo_p2p.errors import EngineError
+
+_SHAPING = ("r", "lora_alpha", "target_modules", "use_rslora")
+_WITHOUT_EFFECT = (
+    "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout",
+    "peft_version", "revision",
+)  # fmt: skip
+_MAX_CONFIG_BYTES = 1 << 20
+_NAME = "default"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The content of a PEFT adapter folder. `shape` is what must not change within a run."""
+
+    shape: Mapping[str, Any]
+    tensors: Mapping[str, torch.Tensor]
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Read and check a PEFT adapter folder; EngineError says what is wrong with it."""
+    config = _read_config(folder / "adapter_config.json")
+    try:
+        tensors = load_file(folder / "adapter_model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise EngineError(f"cannot read the adapter in {folder}: {error}.") from error
+    for key, tensor in tensors.items():
+        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+            raise EngineError(f"the adapter in {folder} has a non-finite number in {key}.")
+    return Adapter({key: config[key] for key in _SHAPING}, tensors)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            raise EngineError(f"{path} is over {_MAX_CONFIG_BYTES} bytes.")
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise EngineError(f"cannot read {path}: {error}.") from error
+    if not isinstance(config, dict):
+        raise EngineError(f"{path} is not a JSON object.")
+    plain = {**LoraConfig(task_type="CAUSAL_LM").to_dict(), "peft_type": "LORA"}
+    for key, value in config.items():
+        if key not in plain:
+            raise EngineError(f"{path}: {key!r} is not a field of a LoRA adapter known here.")
+        if key not in (*_SHAPING, *_WITHOUT_EFFECT) and value != plain[key]:
+            raise EngineError(f"{path}: {key} = {value!r} is not supported.")
+    config = {**plain, **config}
+    targets = config["target_modules"]
+    if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
+        raise EngineError(f"{path}: target_modules is not a list of names.")
+    if type(config["r"]) is not int or not 1 <= config["r"] <= 4096:
+        raise EngineError(f"{path}: r = {config['r']!r} is not a rank.")
+    if type(config["lora_alpha"]) not in (int, float) or type(config["use_rslora"]) is not bool:
+        raise EngineError(f"{path}: lora_alpha or use_rslora is of a wrong type.")
+    return {**config, "target_modules": sorted(targets)}
+
+
+class Merger:
+    """Merges one adapter after another, all of one shape, into a base model.
+
+    The model itself stays plain: PEFT's layers are made once to match the target modules and to
+    compute each delta, and are then taken out of the forward path again.
+    """
+
+    def __init__(self, model: torch.nn.Module, shape: Mapping[str, Any]) -> None:
+        config = LoraConfig(**shape, task_type="CAUSAL_LM")
+        try:
+            wrapped = get_peft_model(model, config)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise EngineError(f"this adapter does not fit the base model: {error}") from error
+        inner = wrapped.base_model.model
+        self._layers = {n: m for n, m in inner.named_modules() if isinstance(m, LoraLinear)}
+        self.shape = shape
+        self._pristine = {
+            name: layer.get_base_layer().weight.detach().clone()
+            for name, layer in self._layers.items()
+        }
+        wrapped.unload()
+
+    def check(self, adapter: Adapter) -> None:
+        """EngineError unless `merge` can take this adapter."""
+        if adapter.shape != self.shape:
+            raise EngineError("the adapter is of another shape than this run's earlier ones.")
+        wanted = {key: weight.shape for key, weight in self._weights().items()}
+        found = {key: tensor.shape for key, tensor in adapter.tensors.items()}
+        for key in sorted(wanted.keys() | found.keys()):
+            if wanted.get(key) != found.get(key):
+                raise EngineError(
+                    f"the adapter's {key} is {_shape(found.get(key))}, "
+                    f"where the base model takes {_shape(wanted.get(key))}."
+                )
+
+    @torch.no_grad()
+    def merge(self, adapter: Adapter) -> None:
+        """Set the model's weights to pristine + this adapter's delta."""
+        for key, weight in self._weights().items():
+            weight.copy_(adapter.tensors[key])
+        for name, layer in self._layers.items():
+            merged = self._pristine[name] + layer.get_delta_weight(_NAME)
+            layer.get_base_layer().weight.copy_(merged)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Set the model's weights back to the pristine ones."""
+        for name, layer in self._layers.items():
+            layer.get_base_layer().weight.copy_(self._pristine[name])
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """PEFT's LoRA weights by their names in an adapter file."""
+        return {
+            f"base_model.model.{name}.{kind}.weight": getattr(layer, kind)[_NAME].weight
+            for name, layer in self._layers.items()
+            for kind in ("lora_A", "lora_B")
+        }
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "missing" if shape is None else " x ".join(map(str, shape))
