@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Sequence
 
 import trio
@@ -10,7 +11,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import BinaryParseError, ProtocolLookupError, StringParseError
 from multiaddr.utils import get_network_addrs
 
-from echo_p2p.errors import IdentityError, UnreachableError
+from echo_p2p.errors import IdentityError, NetError, UnreachableError
 from echo_p2p.identity import public_key_of
 
 _FAMILIES = {
@@ -66,6 +67,28 @@ async def endpoints(address: str) -> list[Multiaddr]:
 def _tcp(host: str, port: int) -> Multiaddr:
     version = ipaddress.ip_address(host.split("%")[0]).version
     return Multiaddr(f"/ip{version}/{host}/tcp/{port}")
+
+
+def check_free(address: str) -> None:
+    """NetError if another program listens there.
+
+    libp2p listens with SO_REUSEPORT, so two hubs on one port would share its connections unnoticed.
+    """
+    parts = parse(address)
+    kind = next(iter(parts.protocols())).name
+    try:
+        host, port = parts.value_for_protocol(kind), int(parts.value_for_protocol("tcp"))
+    except ProtocolLookupError as error:
+        raise NetError(f"{address} has no TCP port to listen on.") from error
+    with socket.socket(socket.AF_INET6 if kind == "ip6" else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise NetError(
+                f"cannot listen on {address}: {(error.strerror or str(error)).lower()}.",
+                fix="Is it this machine's address, and is no other program using the port?",
+            ) from error
 
 
 def dialable(listening: Sequence[Multiaddr], peer_id: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
 from libp2p.protocol_muxer.exceptions import MultiselectError
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
@@ -53,7 +54,7 @@ class Upgrader(TransportUpgrader):  # type: ignore[misc]
 
 
 class Network(Swarm):  # type: ignore[misc]
-    """A Swarm whose inbound limits count open connections and handshakes, not all there ever were."""
+    """A Swarm whose inbound limits count what is open now, not all there ever was."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -95,6 +96,19 @@ class Network(Swarm):  # type: ignore[misc]
 class Host(BasicHost):  # type: ignore[misc]
     """A host that answers Identify but does not ask, and whose stream handlers cannot end it."""
 
+    def connected_peers(self) -> frozenset[str]:
+        return frozenset(
+            str(connection.muxed_conn.peer_id)
+            for connection in self.get_network().get_connections()
+            if not connection.muxed_conn.is_closed
+        )
+
+    def is_connected(self, peer_id: str) -> bool:
+        return any(
+            not connection.muxed_conn.is_closed
+            for connection in self.get_network().get_connections(ID.from_string(peer_id))
+        )
+
     def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
         return
 
@@ -107,6 +121,17 @@ class Host(BasicHost):  # type: ignore[misc]
         except (*LOST, ValueError) as error:
             _log.debug("an inbound stream failed: %r", error)
             await stream.reset()
+
+
+def cause_of(error: BaseException) -> str:
+    """The first cause of a libp2p error, in words."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, PeerIDMismatchesPubkey):
+        return "another peer answers there"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error).rstrip(".") or type(error).__name__
 
 
 def build_host(identity: Identity, max_connections: int) -> Host:

@@ -72,8 +72,9 @@ class MuxedStream(IMuxedStream):  # type: ignore[misc]
         self.credit = WINDOW_BYTES
         self.target = WINDOW_BYTES
         self.closed_at: float | None = None
+        self.ended = False
         self.broken = False
-        self._ended = False
+        self._on_cut: Callable[[], None] | None = None
         self._window = WINDOW_BYTES
         self._freed = 0
         self._updated_at = -1e9
@@ -91,7 +92,7 @@ class MuxedStream(IMuxedStream):  # type: ignore[misc]
 
     def end(self) -> None:
         """The remote has sent all it will."""
-        self._ended = True
+        self.ended = True
         self._arrival.unpark_all()
         if self.closed_at is not None:
             self.muxed_conn.forget(self)
@@ -106,9 +107,16 @@ class MuxedStream(IMuxedStream):  # type: ignore[misc]
     def cut(self) -> None:
         """The stream is over, whoever ended it: nothing is read or written any more."""
         self.broken = True
+        if self._on_cut is not None:
+            self._on_cut()
         self._chunks.clear()
         self._arrival.unpark_all()
         self._window_opened.unpark_all()
+
+    def when_cut(self, act: Callable[[], None]) -> None:
+        self._on_cut = act
+        if self.broken:
+            act()
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -117,7 +125,7 @@ class MuxedStream(IMuxedStream):  # type: ignore[misc]
         while not self._chunks:
             if self.broken:
                 raise MuxedStreamReset("the stream was reset")
-            if self._ended:
+            if self.ended:
                 raise MuxedStreamEOF("the stream has ended")
             await self._arrival.park()
         chunk = self._chunks.popleft()
@@ -136,7 +144,7 @@ class MuxedStream(IMuxedStream):  # type: ignore[misc]
     def _take(self, size: int) -> None:
         """Let the remote send on, and faster if the window is what holds it back."""
         self._freed += size
-        if self._freed < self.target // 2 or self._ended or self.broken:
+        if self._freed < self.target // 2 or self.ended or self.broken:
             return
         connection, now = self.muxed_conn, trio.current_time()
         if now - self._updated_at < 4 * connection.rtt_s and connection.may_grow(self.target):
@@ -173,7 +181,7 @@ class MuxedStream(IMuxedStream):  # type: ignore[misc]
             return
         self.closed_at = trio.current_time()
         self.muxed_conn.control(WINDOW, FIN, self.stream_id, 0)
-        if self._ended:
+        if self.ended:
             self.muxed_conn.forget(self)
 
     async def reset(self) -> None:
@@ -268,7 +276,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
             await loop()
         except (ChannelError, ProtocolError) as error:
             _log.debug("the connection to %s ended: %s", self.peer_id, error)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a bug of ours costs one connection, not all
             _log.exception("the connection to %s failed", self.peer_id)
         self._scope.cancel()
 

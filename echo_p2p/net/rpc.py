@@ -1,18 +1,23 @@
-"""Typed requests: messages of `wire` in, messages of `wire` out."""
+"""Typed requests: a message of `wire` goes out, a message of `wire` comes back.
+
+Promises: what comes back is of the type asked for, or a `NetError` is raised; what a handler sees
+is of the type it answers, or the asker is refused with "bad_message".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, overload
 
 from echo_p2p.errors import NetError, PeerRefusedError, WireError
-from echo_p2p.net.host import Peer
-from echo_p2p.net.stream import Remote
+from echo_p2p.net.host import Peer, Remote
 from echo_p2p.wire import MAX_CONTROL_BYTES, Message, Refusal, decode, encode
 
 M = TypeVar("M", bound=Message)
 
 
+@overload
 async def ask(
     peer: Peer,
     peer_id: str,
@@ -21,9 +26,30 @@ async def ask(
     reply: type[M],
     *,
     deadline_s: float,
+    max_reply: int = ...,
+) -> M: ...
+@overload
+async def ask(
+    peer: Peer,
+    peer_id: str,
+    protocol: str,
+    message: Message,
+    reply: UnionType,
+    *,
+    deadline_s: float,
+    max_reply: int = ...,
+) -> Message: ...
+async def ask(
+    peer: Peer,
+    peer_id: str,
+    protocol: str,
+    message: Message,
+    reply: type[M] | UnionType,
+    *,
+    deadline_s: float,
     max_reply: int = MAX_CONTROL_BYTES,
-) -> M:
-    """Ask a peer, and decode its reply as `reply` (a message type, or a union of them).
+) -> Message:
+    """Ask a connected peer; `reply` is the message type expected, or a union of them.
 
     Raises:
         PeerRefusedError: it answered with a `Refusal`; `code` is its reason code.
@@ -32,35 +58,37 @@ async def ask(
     body = await peer.request(
         peer_id, protocol, encode(message), max_reply=max_reply, deadline_s=deadline_s
     )
+    expected: Any = reply | Refusal
     try:
-        answer = decode(body, reply | Refusal)  # type: ignore[arg-type]
+        received: Message = decode(body, expected)
     except WireError as error:
         raise NetError(
             f"{peer_id} answered {type(message).__name__} with {error.message}"
         ) from error
-    if isinstance(answer, Refusal):
+    if isinstance(received, Refusal):
         raise PeerRefusedError(
-            f"{peer_id} refused {type(message).__name__} ({answer.code}): {answer.sentence}",
-            code=answer.code,
+            f"{peer_id} refused {type(message).__name__} ({received.code}): {received.sentence}",
+            code=received.code,
         )
-    return answer
+    return received
 
 
 def answer(
     peer: Peer,
     protocol: str,
-    request: type[M],
-    handler: Callable[[Remote, M], Awaitable[Message]],
+    request: type[M] | UnionType,
+    handler: Callable[[Remote, Any], Awaitable[Message]],
     *,
-    max_request: int = MAX_CONTROL_BYTES,
     deadline_s: float,
+    max_request: int = MAX_CONTROL_BYTES,
     concurrency: int = 64,
 ) -> None:
-    """Answer requests that decode as `request` (a message type, or a union of them)."""
+    """Answer requests of a type, or of a union of types. See `Peer.serve`."""
+    expected: Any = request
 
     async def handle(remote: Remote, body: bytes) -> bytes:
         try:
-            message: Any = decode(body, request)
+            message = decode(body, expected)
         except WireError as error:
             raise PeerRefusedError(error.message, code="bad_message") from error
         return encode(await handler(remote, message))

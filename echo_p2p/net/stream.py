@@ -8,6 +8,7 @@ send that was cut short breaks the stream; a sender waits while the receiver is 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +34,6 @@ class Remote:
     public_key: bytes
 
 
-class FrameError(NetError):
-    """A frame that breaks the rules. `code` is the reason code to refuse it with."""
-
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class Stream:
     """Frames to and from one peer on one protocol. One task sends and one receives, at a time."""
 
@@ -54,15 +47,19 @@ class Stream:
         self._held_bytes = 0
 
     @property
-    def broken(self) -> bool:
-        """Nothing can be sent on it any more."""
-        return self._broken or self._muxed.broken
+    def over(self) -> bool:
+        """Nothing can be sent any more, or nothing will come."""
+        return self._broken or self._muxed.broken or self._muxed.ended
+
+    def when_over(self, act: Callable[[], None]) -> None:
+        """Call `act` once the stream is reset or its connection lost; at once if it is already."""
+        self._muxed.when_cut(act)
 
     async def send(self, body: bytes) -> None:
         """Send one frame; waits while the other side is not reading."""
         if not 0 < len(body) <= MAX_FRAME_BYTES:
             raise ValueError(f"a frame of {len(body)} bytes")
-        if self.broken:
+        if self._broken:
             raise self._lost("it is closed")
         self._broken = True  # until the whole frame is out
         try:
@@ -77,7 +74,7 @@ class Stream:
         self._broken = False
 
     async def receive(self, max_bytes: int, *, deadline_s: float | None) -> bytes:
-        """The next frame. Raises FrameError if it is over `max_bytes`."""
+        """The next frame. One of more than `max_bytes` breaks the stream."""
         with trio.move_on_after(float("inf") if deadline_s is None else deadline_s):
             return await self._receive(max_bytes)
         raise DeadlineError(
@@ -86,12 +83,10 @@ class Stream:
 
     async def _receive(self, max_bytes: int) -> bytes:
         size = await self.next_size()
+        if not size:
+            raise self._lost("an empty frame was sent")
         if size > max_bytes:
-            raise FrameError(
-                f"{self.peer_id} sent a frame of {size} bytes on {self.protocol}; "
-                f"{max_bytes} are allowed.",
-                "too_large",
-            )
+            raise self._lost(f"a frame of {size} bytes was sent; {max_bytes} are allowed")
         await self._hold(HEADER.size + size)
         return self._take(HEADER.size + size)[HEADER.size :]
 
@@ -100,14 +95,11 @@ class Stream:
         await self._hold(HEADER.size)
         if len(self._held[0]) < HEADER.size:
             self._held = [b"".join(self._held)]
-        size = int(HEADER.unpack_from(self._held[0])[0])
-        if not size:
-            raise FrameError(f"{self.peer_id} sent an empty frame.", "bad_message")
-        return size
+        return int(HEADER.unpack_from(self._held[0])[0])
 
-    async def skip(self) -> None:
-        """Read the next frame and drop it, in little memory."""
-        left = HEADER.size + await self.next_size()
+    async def skip(self, size: int) -> None:
+        """Read the next frame, of this size, and drop it, in little memory."""
+        left = HEADER.size + size
         while left:
             await self._hold(1)
             left -= len(self._take(min(left, self._held_bytes)))

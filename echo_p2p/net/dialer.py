@@ -1,0 +1,84 @@
+"""Connecting to a peer by whichever of its addresses works first.
+
+Addresses are tried in their order, each given a head start of `STAGGER_S` over the next; the first
+connection ends the other attempts. Noise proves who answers: an address at which another peer
+answers has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+import trio
+from libp2p.peer.id import ID
+
+from echo_p2p.errors import UnreachableError
+from echo_p2p.net import addresses
+from echo_p2p.net.libp2p_host import Host, cause_of
+from echo_p2p.net.stream import LOST
+
+STAGGER_S = 0.5
+
+
+class Dialer:
+    """Makes a host's outbound connections, at most one attempt a peer at a time."""
+
+    def __init__(self, host: Host, peer_id: str) -> None:
+        self._host = host
+        self._own = peer_id
+        self._locks: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
+
+    async def connect(self, targets: Sequence[str], *, deadline_s: float) -> str:
+        """Connect to the one peer that `targets` name; its peer id."""
+        names = {addresses.peer_of(address) for address in targets}
+        if len(names) != 1:
+            raise UnreachableError(f"the addresses of one peer are wanted, not of {len(names)}.")
+        peer_id = names.pop()
+        if peer_id == self._own:
+            raise UnreachableError(f"{peer_id} is this program itself.")
+        failures: dict[str, str] = {}
+        lock = self._locks.setdefault(peer_id, trio.Lock())
+        with trio.move_on_after(deadline_s):
+            async with lock:
+                if self._host.is_connected(peer_id):
+                    return peer_id
+                await self._race(peer_id, targets, failures)
+        if self._host.is_connected(peer_id):
+            return peer_id
+        tried = (f"{one} ({failures.get(one, 'no answer')})" for one in targets)
+        raise UnreachableError(
+            f"{peer_id} cannot be reached: {', '.join(tried)}.",
+            fix="Is it running, and is its port open?",
+        )
+
+    async def _race(self, peer_id: str, targets: Sequence[str], failures: dict[str, str]) -> None:
+        async def attempt(address: str, failed: trio.Event) -> None:
+            failure = await self._dial(address, peer_id)
+            if failure is None:
+                nursery.cancel_scope.cancel()
+            else:
+                failures[address] = failure
+                failed.set()
+
+        async with trio.open_nursery() as nursery:
+            for address in targets:
+                failed = trio.Event()
+                nursery.start_soon(attempt, address, failed)
+                with trio.move_on_after(STAGGER_S):
+                    await failed.wait()
+
+    async def _dial(self, address: str, peer_id: str) -> str | None:
+        """None when connected, else how it failed."""
+        failure = "the name has no address"
+        try:
+            for endpoint in await addresses.endpoints(address):
+                try:
+                    await self._host.get_network().dial_addr(endpoint, ID.from_string(peer_id))
+                except LOST as error:
+                    failure = cause_of(error)
+                else:
+                    return None
+        except UnreachableError as error:
+            return error.message
+        return failure
