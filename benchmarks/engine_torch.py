@@ -20,13 +20,13 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from echo_node.engines.base import Job
 from echo_node.engines.torch import TorchEngine
 from echo_p2p.wire import Sampling
 
-EOS, PAD = 2, 0
+PAD, EOS = 0, 1
 GROUP = 8
 ADDMIX3 = Path(__file__).parent.parent / "hub/echo_hub/models/addmix3"
 
@@ -35,9 +35,9 @@ def make_model(folder: Path) -> Path:
     """The shape of addmix3 with random weights: answers end anywhere."""
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=56, hidden_size=128, intermediate_size=352, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
-        tie_word_embeddings=True, bos_token_id=1, eos_token_id=EOS, pad_token_id=PAD,
+        vocab_size=58, hidden_size=128, intermediate_size=352, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+        tie_word_embeddings=True, bos_token_id=2, eos_token_id=EOS, pad_token_id=PAD,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
@@ -54,13 +54,18 @@ def make_adapter(base: Path, folder: Path) -> Path:
     return folder
 
 
-def make_prompts(count: int, vocabulary: int) -> list[list[int]]:
-    """Prompts like `237+682=`, of 4 to 8 tokens: GROUP answers to each."""
+def make_prompts(base: Path, count: int) -> list[list[int]]:
+    """Sums of numbers of one to three digits: GROUP answers to each."""
     chance = random.Random(0)
-    prompts = [
-        [chance.randrange(4, min(vocabulary, 14)) for _ in range(chance.randint(4, 8))]
+    sums = [
+        f"{chance.randrange(10 ** chance.randint(1, 3))}+{chance.randrange(1000)}="
         for _ in range(count // GROUP)
     ]
+    if (base / "tokenizer.json").exists():
+        tokenizer = AutoTokenizer.from_pretrained(base)
+        prompts = [tokenizer.encode(text, add_special_tokens=False) for text in sums]
+    else:
+        prompts = [[4 + ord(letter) % 50 for letter in text] for text in sums]
     return [prompt for prompt in prompts for _ in range(GROUP)]
 
 
@@ -117,7 +122,7 @@ def main() -> None:
         for name, base in models.items():
             adapter = make_adapter(base, root / f"{name}-adapter")
             for rows in options.rows:
-                prompts = make_prompts(rows, 56)
+                prompts = make_prompts(base, rows)
                 makers = (ours, theirs)
                 runs = [make(base, adapter, prompts, options.new_tokens) for make in makers]
                 rates: list[list[float]] = [[], []]
