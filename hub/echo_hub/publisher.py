@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trio
+from echo_p2p.swarm.exchange import Exchange
 
 from echo_hub.ledger import Ledger
 from echo_p2p.artifact.manifest import Artifact, build_manifest
 from echo_p2p.artifact.store import Store
 from echo_p2p.errors import RollbackError
 from echo_p2p.identity import Identity
-from echo_p2p.swarm.exchange import Exchange
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,151 @@
+"""`echo-hub`: the operator's commands. Only arguments and output here; heavy imports are lazy.
+
+Exit codes: 0 done; 1 unexpected; 2 configuration or usage; 3 identity; 4-12 as in
+`echo_p2p.errors`; 130 stopped by a second Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from echo_p2p import __version__
+from echo_p2p.errors import EchoError
+
+app = typer.Typer(
+    name="echo-hub",
+    help="Train a language model by reinforcement learning on volunteers' computers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"echo-p2p {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+Folder = Annotated[Path, typer.Argument(help="The run's folder, made by `echo-hub init`.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.")],
+    run_id: Annotated[str, typer.Option("--run", help="The run's id.")] = "my-run",
+    model: Annotated[str, typer.Option(help="Preset to start from: addmix3 or smollm2.")] = (
+        "addmix3"
+    ),
+    address: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name or IP at which volunteers reach this hub; repeatable."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65534, help="TCP port; the next one too.")] = (
+        42420
+    ),
+    local_demo: Annotated[
+        bool, typer.Option(help="The packaged local network: loopback only, a public key.")
+    ] = False,
+) -> None:
+    """Make a hub's identity, a commented run.toml, and bootstrap_peers.toml for volunteers."""
+    from echo_hub.setup_run import init_run
+
+    made = init_run(
+        folder, run_id=run_id, model=model, hosts=address or [], port=port, local_demo=local_demo
+    )
+    typer.echo(f"run folder   {made.root}")
+    typer.echo(f"settings     {made.config}")
+    typer.echo(f"for nodes    {made.bootstrap}")
+    typer.echo(f"\nNow: echo-hub serve {made.config}")
+    join = "echo-node join" + ("" if local_demo else f" --bootstrap {made.bootstrap.name}")
+    typer.echo(f"Volunteers: {join}")
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Argument(help="The run.toml in a run's folder.")],
+    json_lines: Json = False,
+) -> None:
+    """Serve a run until it is complete or stopped (Ctrl-C finishes the update in hand)."""
+    from echo_hub.serve import serve_run
+
+    serve_run(config, json_lines=json_lines)
+
+
+@app.command()
+def status(folder: Folder, json_output: Json = False) -> None:
+    """What a run has done so far, from its ledger; works while it is being served."""
+    from echo_hub.status import read_status, render_status
+
+    facts = read_status(folder)
+    if json_output:
+        typer.echo(json.dumps(facts))
+    else:
+        render_status(facts)
+
+
+@app.command()
+def demo(
+    nodes: Annotated[int, typer.Option(min=1, max=32, help="Node processes.")] = 3,
+    updates: Annotated[int, typer.Option(min=0, help="Learner updates; 0: the preset's.")] = 0,
+    mode: Annotated[str, typer.Option(help="async or sequential.")] = "async",
+    staleness: Annotated[int, typer.Option(min=0, max=100, help="S, in versions.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
+    model: Annotated[str, typer.Option(help="addmix3 or smollm2.")] = "addmix3",
+    json_output: Json = False,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep the run's folder and the nodes' logs here.")
+    ] = None,
+) -> None:
+    """A hub and a few nodes on this machine: watch a policy learn, then a summary."""
+    from echo_hub.demo import DemoOptions, run_demo
+
+    options = DemoOptions(
+        nodes=nodes,
+        updates=updates,
+        mode=mode,
+        staleness=staleness,
+        seed=seed,
+        model=model,
+        keep=keep,
+    )
+    summary: dict[str, Any] = run_demo(options, live=not json_output)
+    if json_output:
+        typer.echo(json.dumps(summary))
+
+
+def _end(error: EchoError) -> NoReturn:
+    from rich.console import Console
+
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"error: {error.message}", style="bold red", markup=False, highlight=False)
+    if error.fix:
+        console.print(error.fix, markup=False, highlight=False)
+    sys.exit(error.exit_code)
+
+
+def main() -> None:
+    """Entry point of the `echo-hub` command."""
+    try:
+        app()
+    except EchoError as error:
+        _end(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""`echo-hub demo`: a hub in this process and real `echo-node` processes beside it, on loopback.
+
+Nothing is simulated: the nodes know a bootstrap file and start with empty folders; the base model
+reaches them through the network. The folder is temporary unless it is asked to be kept.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import trio
+
+from echo_hub.live import show_progress
+from echo_hub.paths import RunFolder
+from echo_hub.presets import MODELS, Model, preset
+from echo_hub.setup_run import write_bootstrap
+from echo_hub.template import render_config
+from echo_p2p.errors import ConfigError, RunFailedError
+from echo_p2p.identity import Identity
+
+if TYPE_CHECKING:
+    from echo_hub.config import RunConfig
+    from echo_hub.service import Hub
+
+RISE_WANTED = {"addmix3": 0.3, "smollm2": 0.1}
+DEFAULT_UPDATES = {"addmix3": 25, "smollm2": 24}
+_NODE_GOODBYE_S = 20.0
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    nodes: int = 3
+    updates: int = 0
+    mode: str = "async"
+    staleness: int = 2
+    seed: int = 0
+    model: str = "addmix3"
+    keep: Path | None = None
+
+
+@dataclass
+class NodeTally:
+    """What one node said of itself in its last summary line."""
+
+    bytes_from_hub: int = 0
+    bytes_from_peers: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run_demo(options: DemoOptions, *, live: bool) -> dict[str, Any]:
+    """Run it; the summary (see docs/operator.md), or RunFailedError if the reward did not rise."""
+    if options.model not in MODELS:
+        raise ConfigError(f"there is no model {options.model!r}: choose from {', '.join(MODELS)}.")
+    if options.mode not in ("async", "sequential"):
+        raise ConfigError(f"mode {options.mode!r}: choose async or sequential.")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
+    with _run_folder(options.keep) as folder:
+        summary = trio.run(_demo, options, folder, live)
+    wanted = RISE_WANTED[options.model]
+    rise = summary["reward_after"] - summary["reward_before"]
+    if rise < wanted:
+        print(json.dumps(summary), file=sys.stderr)
+        raise RunFailedError(
+            f"held-out reward went from {summary['reward_before']:.3f} to "
+            f"{summary['reward_after']:.3f}: a rise of {rise:.3f}, {wanted} was wanted.",
+            fix="Run it again with --keep FOLDER and look at the logs in it.",
+        )
+    return summary
+
+
+@contextmanager
+def _run_folder(keep: Path | None) -> Iterator[RunFolder]:
+    if keep is not None:
+        if keep.exists() and any(keep.iterdir()):
+            raise ConfigError(f"{keep} is not empty.", fix="Name a folder that does not exist yet.")
+        keep.mkdir(parents=True, exist_ok=True)
+        yield RunFolder(keep.absolute())
+        return
+    root = Path(tempfile.mkdtemp(prefix="echo-p2p-demo-"))
+    try:
+        yield RunFolder(root)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _configure(options: DemoOptions, folder: RunFolder, ports: tuple[int, int]) -> RunConfig:
+    hub_port, directory_port = ports
+    overrides: dict[str, dict[str, Any]] = {
+        "run": {
+            "id": "demo",
+            "mode": options.mode,
+            "seed": options.seed,
+            "updates": options.updates or DEFAULT_UPDATES[options.model],
+        },
+        "learner": {"staleness": options.staleness},
+        "network": {
+            "listen": [f"/ip4/127.0.0.1/tcp/{hub_port}", f"/ip6/::1/tcp/{hub_port}"],
+            "directory_listen": [f"/ip4/127.0.0.1/tcp/{directory_port}"],
+        },
+    }
+    if options.model == "smollm2":
+        from echo_hub.models.smollm2 import make_smollm2
+
+        base = folder.root / "smollm2"
+        make_smollm2(base)
+        overrides["base"] = {"path": str(base)}
+    return preset(cast(Model, options.model), run_id="demo", overrides=overrides)
+
+
+def _free_ports() -> tuple[int, int]:
+    """Two neighbouring TCP ports that are free on loopback."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port, port + 1
+
+
+async def _demo(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str, Any]:
+    from echo_hub.service import open_hub
+
+    started = time.monotonic()
+    ports = _free_ports()
+    config = _configure(options, folder, ports)
+    identity = Identity.create()
+    identity.save(folder.identity)
+    folder.config.write_text(render_config(config), encoding="utf-8")
+    write_bootstrap(folder, config, hub_id=identity.peer_id, hosts=(), port=ports[0])
+    tallies = [NodeTally() for _ in range(options.nodes)]
+    async with open_hub(config, folder) as hub, trio.open_nursery() as nodes:
+        for number, tally in enumerate(tallies):
+            nodes.start_soon(_node, folder, number, tally)
+        async with show_progress(hub, live=live):
+            await hub.run(trio.Event())
+        with trio.move_on_after(_NODE_GOODBYE_S):
+            await hub.goodbye()
+        nodes.cancel_scope.deadline = trio.current_time() + _NODE_GOODBYE_S
+    return _summary(hub, tallies, time.monotonic() - started)
+
+
+async def _node(folder: RunFolder, number: int, tally: NodeTally) -> None:
+    """One `echo-node join` process; its events are read, its words go to a log file."""
+    home = folder.root / f"node-{number}"
+    home.mkdir()
+    command = [
+        sys.executable, "-m", "echo_node.cli", "join",
+        "--bootstrap", str(folder.bootstrap),
+        "--data-dir", str(home),
+        "--listen", "/ip4/127.0.0.1/tcp/0",
+        "--threads", "1",
+        "--json",
+    ]  # fmt: skip
+    with (folder.root / f"node-{number}.log").open("wb") as log:
+        process = await trio.lowlevel.open_process(
+            command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env=os.environ
+        )
+        try:
+            assert process.stdout is not None
+            rest = b""
+            async for data in process.stdout:
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    _note(tally, line)
+            await process.wait()
+        finally:
+            with trio.CancelScope(shield=True):
+                if process.returncode is None:
+                    process.terminate()
+                    with trio.move_on_after(5):
+                        await process.wait()
+                    if process.returncode is None:
+                        process.kill()
+                        await process.wait()
+
+
+def _note(tally: NodeTally, line: bytes) -> None:
+    event = json.loads(line)
+    tally.events.append(event)
+    if event.get("event") == "summary":
+        tally.bytes_from_hub = event["bytes_from_hub"]
+        tally.bytes_from_peers = event["bytes_from_peers"]
+
+
+def _summary(hub: Hub, tallies: list[NodeTally], wall_s: float) -> dict[str, Any]:
+    snapshot = hub.front.snapshot()
+    evaluations = hub.loop.evaluations
+    return {
+        "reward_before": round(evaluations[0], 4),
+        "reward_after": round(evaluations[hub.loop.version], 4),
+        "updates": hub.loop.version,
+        "rollouts_accepted": snapshot.rollouts_accepted,
+        "rollouts_rejected": dict(snapshot.rollouts_rejected),
+        "max_lag": max(snapshot.lag_histogram, default=0),
+        "bytes_from_hub": sum(tally.bytes_from_hub for tally in tallies),
+        "bytes_from_peers": sum(tally.bytes_from_peers for tally in tallies),
+        "learner_idle_fraction": round(hub.loop.idle_fraction, 4),
+        "wall_s": round(wall_s, 1),
+    }

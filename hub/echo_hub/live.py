@@ -1,0 +1,163 @@
+"""What a person, or a program, sees of a run while it is served.
+
+On a terminal: one screen, redrawn (version, reward, lags, accepted and rejected, each node's
+rate). Elsewhere: one line a version. With `json_lines`: one JSON object a line, for programs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from echo_p2p.identity import peer_id_of
+
+if TYPE_CHECKING:
+    from echo_hub.front import FrontSnapshot
+    from echo_hub.loop import UpdateFacts
+    from echo_hub.service import Hub
+
+REDRAW_S = 0.5
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+@asynccontextmanager
+async def show_progress(
+    hub: Hub, *, live: bool = True, json_lines: bool = False
+) -> AsyncIterator[None]:
+    """Show a hub's progress for the length of the block."""
+    console = Console(stderr=not json_lines)
+    async with trio.open_nursery() as nursery:
+        if json_lines:
+            nursery.start_soon(_json_lines, hub)
+        elif live and console.is_terminal:
+            nursery.start_soon(_screen, hub, console)
+        else:
+            nursery.start_soon(_plain_lines, hub, console)
+        yield
+        await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    if live and console.is_terminal and not json_lines:
+        console.print(draw(hub, time.monotonic()))
+
+
+async def _screen(hub: Hub, console: Console) -> None:
+    with Live(console=console, auto_refresh=False, transient=True) as screen:
+        while True:
+            screen.update(draw(hub, time.monotonic()), refresh=True)
+            await trio.sleep(REDRAW_S)
+
+
+async def _plain_lines(hub: Hub, console: Console) -> None:
+    seen = 0
+    while True:
+        for facts in hub.loop.history[seen:]:
+            seen += 1
+            console.print(plain_line(facts, hub.front.snapshot()), markup=False, highlight=False)
+        await hub.loop.changed()
+
+
+async def _json_lines(hub: Hub) -> None:
+    def emit(event: str, **facts: Any) -> None:
+        print(json.dumps({"event": event, **facts}), flush=True)
+
+    emit(
+        "serving",
+        run=hub.config.run.id,
+        peer_id=hub.peer.peer_id,
+        addresses=hub.peer.addresses,
+        version=hub.loop.version,
+    )
+    seen, evaluated = 0, set(hub.loop.evaluations)
+    while True:
+        for facts in hub.loop.history[seen:]:
+            seen += 1
+            emit("update", **facts.as_dict())
+        for version in sorted(set(hub.loop.evaluations) - evaluated):
+            evaluated.add(version)
+            emit("evaluation", version=version, reward=hub.loop.evaluations[version])
+        await hub.loop.changed()
+
+
+def plain_line(facts: UpdateFacts, snapshot: FrontSnapshot) -> str:
+    """One update in one line."""
+    return (
+        f"version {facts.version}: reward {facts.reward:.3f}, lag {facts.lag_mean:.1f} "
+        f"(max {facts.lag_max}), update {facts.train_s:.2f} s, waited {facts.waited_s:.2f} s, "
+        f"{snapshot.rollouts_accepted} rollouts accepted, "
+        f"{sum(snapshot.rollouts_rejected.values())} rejected"
+    )
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The last `width` values in [0, 1] as one line of bars."""
+    top = len(_BARS) - 1
+    return "".join(_BARS[round(min(1.0, max(0.0, v)) * top)] for v in values[-width:])
+
+
+def draw(hub: Hub, now: float) -> RenderableType:
+    """The whole screen."""
+    snapshot = hub.front.snapshot()
+    return Panel(
+        Group(_head(hub, now), _lags(snapshot), _counts(snapshot), _nodes(snapshot)),
+        title=f"echo-hub · {hub.config.run.id} · {hub.config.run.mode}",
+        title_align="left",
+    )
+
+
+def _head(hub: Hub, now: float) -> RenderableType:
+    loop = hub.loop
+    table = Table.grid(padding=(0, 2))
+    total = hub.config.run.updates
+    version = f"{loop.version}" + (f" of {total}" if total else "")
+    bar: RenderableType = (
+        ProgressBar(total=total, completed=loop.version, width=30) if total else ""
+    )
+    table.add_row("version", version, bar)
+    rewards = [facts.reward for facts in loop.history]
+    latest = f"{rewards[-1]:.3f}" if rewards else "-"
+    table.add_row("reward", latest, sparkline(rewards, 40))
+    held_out = "  ".join(f"v{v} {reward:.3f}" for v, reward in sorted(loop.evaluations.items()))
+    table.add_row("held out", held_out.split("  ")[0] or "-", "  ".join(held_out.split("  ")[1:]))
+    table.add_row("learner", f"idle {loop.idle_fraction:.0%}", loop.state(now))
+    return table
+
+
+def _lags(snapshot: FrontSnapshot) -> RenderableType:
+    histogram = snapshot.lag_histogram
+    total = sum(histogram.values()) or 1
+    parts = [f"{lag}: {count / total:.0%}" for lag, count in sorted(histogram.items())]
+    return Text("lag         " + ("   ".join(parts) or "-"))
+
+
+def _counts(snapshot: FrontSnapshot) -> RenderableType:
+    rejected = ", ".join(f"{code} {n}" for code, n in sorted(snapshot.rollouts_rejected.items()))
+    return Text(
+        f"rollouts    {snapshot.rollouts_accepted} accepted, rejected: {rejected or 'none'}; "
+        f"groups: {snapshot.buffered} buffered, {snapshot.running} running"
+    )
+
+
+def _nodes(snapshot: FrontSnapshot) -> RenderableType:
+    table = Table(box=None, padding=(0, 2))
+    for name in ("node", "version", "rollouts/s", "accepted", "rejected"):
+        table.add_column(name, justify="left" if name == "node" else "right")
+    for node in snapshot.nodes:
+        table.add_row(
+            "…" + peer_id_of(node.key)[-8:],
+            str(node.version),
+            f"{node.rate:.1f}",
+            str(node.accepted),
+            str(node.rejected),
+        )
+    return table

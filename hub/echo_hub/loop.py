@@ -1,0 +1,232 @@
+"""The learner's loop: take a batch, update, commit, publish, evaluate.
+
+Order within one update, each step durable before the next: the checkpoint folder appears whole;
+the ledger commits the update together with the groups it consumed; the version is recorded as
+published; it is announced. A kill between any two steps is repaired by `prepare`: an uncommitted
+checkpoint is made again from the same groups, an unpublished version is published.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+import trio
+
+from echo_hub.buffer import ScoredGroup
+from echo_hub.config import RunConfig
+from echo_hub.front import Front
+from echo_hub.learner.client import Learner
+from echo_hub.learner.messages import Trained
+from echo_hub.ledger import Ledger, Recovered
+from echo_hub.paths import RunFolder
+from echo_hub.publisher import Publisher
+from echo_p2p.errors import LearnerError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TRAIN_DEADLINE_S = 3600.0
+REFUSALS_IN_A_ROW = 3
+"""Updates the learner may refuse one after the other before the run is stopped."""
+
+
+@dataclass(frozen=True)
+class UpdateFacts:
+    """One update as displays and programs see it. Times in seconds, lags in versions."""
+
+    version: int
+    reward: float
+    lag_mean: float
+    lag_max: int
+    waited_s: float
+    train_s: float
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+class LearnerLoop:
+    """One run's updates. `version` is the learner's version now."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        folder: RunFolder,
+        version: int,
+        front: Front,
+        learner: Learner,
+        ledger: Ledger,
+        publisher: Publisher,
+    ) -> None:
+        self.version = version
+        self.evaluations: dict[int, float] = {}
+        self.busy_s = 0.0
+        self.waiting_s = 0.0
+        self.history: list[UpdateFacts] = []
+        self._state = ("starting", time.monotonic())
+        self._changed = trio.Event()
+        self._refusals = 0
+        self._config = config
+        self._folder = folder
+        self._front = front
+        self._learner = learner
+        self._ledger = ledger
+        self._publisher = publisher
+
+    @property
+    def idle_fraction(self) -> float:
+        """Share of the time since the first lease could be granted that the learner waited."""
+        total = self.busy_s + self.waiting_s
+        return self.waiting_s / total if total else 0.0
+
+    def state(self, now: float) -> str:
+        """What the learner does now, and for how long."""
+        word, since = self._state
+        return f"{word} for {now - since:.1f} s"
+
+    async def changed(self) -> None:
+        """Wait for the next update or evaluation."""
+        await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def prepare(self, recovered: Recovered) -> None:
+        """Bring ledger, checkpoints and publication to the same version after a start."""
+        if recovered.version is None:
+            await self._ledger.begin()
+        self.evaluations.update(recovered.evaluations)
+        adapter = self._folder.adapter(self.version)
+        if recovered.published is not None and recovered.published.version == self.version:
+            await self._publisher.resume(self.version, recovered.published.envelope, adapter)
+        else:
+            await self._publisher.publish(self.version, adapter)
+        self._front.advance(self.version, published=True)
+
+    async def run(self, stop: trio.Event) -> None:
+        """Train until the configured number of updates, or until `stop` is set."""
+        async with trio.open_nursery() as nursery:
+            if self.version == 0 and 0 not in self.evaluations:
+                nursery.start_soon(self._evaluate, 0)
+            while not self._complete() and not stop.is_set():
+                if not await self._update(stop):
+                    break
+                every = self._config.evaluation.every
+                if every and self.version % every == 0 and not self._complete():
+                    nursery.start_soon(self._evaluate, self.version)
+            if stop.is_set():
+                nursery.cancel_scope.cancel()
+        await self._publish_now()
+        if self._complete() and not stop.is_set():
+            self._front.close_training()
+            if self.version not in self.evaluations:
+                await self._evaluate(self.version)
+            self._front.complete()
+
+    def _complete(self) -> bool:
+        return 0 < self._config.run.updates <= self.version
+
+    async def _update(self, stop: trio.Event) -> bool:
+        """One update; False if `stop` was set while waiting for its batch."""
+        started = time.monotonic()
+        self._state = ("waiting for rollouts", started)
+        groups = await _unless(stop, self._front.take_batch)
+        if groups is None:
+            return False
+        ready = time.monotonic()
+        self.waiting_s += ready - started
+        self._state = ("training", ready)
+        try:
+            trained = await self._learner.train(
+                self.version,
+                [group.for_learner() for group in groups],
+                out=self._folder.checkpoint(self.version + 1),
+                deadline_s=TRAIN_DEADLINE_S,
+            )
+        except LearnerError as error:
+            await self._refused(groups, error)
+            return True
+        self._refusals = 0
+        await self._ledger.commit_update(
+            trained.version, [group.group_id for group in groups], trained.metrics
+        )
+        self.version = trained.version
+        due = self.version % self._config.kappa == 0 or self._complete()
+        if due:
+            await self._publisher.publish(self.version, self._folder.adapter(self.version))
+        self._front.advance(self.version, published=due)
+        self.busy_s += time.monotonic() - ready
+        self.history.append(_facts(trained, ready - started, time.monotonic() - ready))
+        self._wake()
+        await self._prune()
+        return True
+
+    async def _refused(self, groups: Sequence[ScoredGroup], error: LearnerError) -> None:
+        """Drop a batch that the learner would not step on; give up after several in a row."""
+        self._refusals += 1
+        log.error("update %d was refused and its batch dropped: %s", self.version + 1, error)
+        await self._ledger.drop_groups([group.group_id for group in groups], "learner_refused")
+        if self._refusals >= REFUSALS_IN_A_ROW:
+            raise LearnerError(
+                f"{self._refusals} updates in a row were refused, the last one because: {error}",
+                fix="Lower learner.learning_rate, or look at the rewards of the task.",
+            ) from error
+
+    async def _publish_now(self) -> None:
+        latest = self._publisher.latest
+        if latest is None or latest.version < self.version:
+            await self._publisher.publish(self.version, self._folder.adapter(self.version))
+            self._front.advance(self.version, published=True)
+
+    async def _evaluate(self, version: int) -> None:
+        prompts = self._config.evaluation.prompts
+        if not prompts:
+            return
+        rewards = await self._front.evaluate(version, prompts)
+        if rewards:
+            mean = sum(rewards) / len(rewards)
+            self.evaluations[version] = mean
+            await self._ledger.record_evaluation(version, mean, len(rewards))
+            self._wake()
+
+    async def _prune(self) -> None:
+        """Keep the checkpoints that a lease may still name, and the operator's own wish."""
+        config = self._config
+        keep = max(config.learner.keep_checkpoints, config.staleness + config.kappa + 2)
+        for old in sorted(self._folder.checkpoints.glob("v[0-9]*"))[:-keep]:
+            await trio.to_thread.run_sync(shutil.rmtree, old)
+
+
+def _facts(trained: Trained, waited_s: float, train_s: float) -> UpdateFacts:
+    metrics = trained.metrics
+    return UpdateFacts(
+        version=trained.version,
+        reward=metrics["reward_mean"],
+        lag_mean=metrics["lag_mean"],
+        lag_max=int(metrics["lag_max"]),
+        waited_s=waited_s,
+        train_s=train_s,
+    )
+
+
+async def _unless(stop: trio.Event, take: Callable[[], Awaitable[T]]) -> T | None:
+    """What `take` returns, or None if `stop` is set first."""
+    taken: T | None = None
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        taken = await take()
+        nursery.cancel_scope.cancel()
+    return taken

@@ -1,0 +1,159 @@
+"""The hub of one run, put together: ledger, learner, front, publisher, network, directory.
+
+Promises: `open_hub` continues at the version the ledger holds, or begins at 0; `Hub.run` trains
+until the run is complete or `stop` is set, and then finishes the update in hand, publishes it and
+returns. Killed at any instruction, it loses no acknowledged rollout and reuses no version
+(docs/reliability.md says why).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+from echo_p2p.swarm.exchange import Exchange
+
+from echo_hub.beacon import keep_record
+from echo_hub.config import RunConfig
+from echo_hub.endpoints import Endpoints
+from echo_hub.front import Front
+from echo_hub.learner.client import Learner, open_learner
+from echo_hub.ledger import Ledger
+from echo_hub.loop import LearnerLoop
+from echo_hub.paths import RunFolder
+from echo_hub.publisher import Publisher
+from echo_hub.run_facts import ensure_base_unchanged, resolve_base, run_description
+from echo_hub.scoring import open_scorers
+from echo_hub.tokens import Tokenizer
+from echo_p2p.artifact.store import Store
+from echo_p2p.envelope import seal
+from echo_p2p.identity import Identity
+from echo_p2p.net.host import Peer, open_peer
+from echo_p2p.wire import BadChunkReport
+
+log = logging.getLogger(__name__)
+
+LEARNER_DEADLINE_S = 900.0
+
+
+@dataclass
+class Hub:
+    """A run being served. Made by `open_hub`."""
+
+    config: RunConfig
+    identity: Identity
+    peer: Peer
+    front: Front
+    publisher: Publisher
+    exchange: Exchange
+    endpoints: Endpoints
+    ledger: Ledger
+    learner: Learner
+    loop: LearnerLoop
+
+    async def run(self, stop: trio.Event) -> None:
+        """Train until complete or stopped; see the module's promises."""
+        await self.loop.run(stop)
+
+
+@asynccontextmanager
+async def open_hub(config: RunConfig, folder: RunFolder) -> AsyncIterator[Hub]:
+    """Assemble and start a hub; everything it started has ended when the block is left."""
+    identity = Identity.load(folder.identity)
+    base = resolve_base(config.base.path)
+    tokenizer = Tokenizer.load(base)
+    async with AsyncExitStack() as stack:
+        ledger = await stack.enter_async_context(Ledger.open(folder.ledger, config.run.id))
+        await ensure_base_unchanged(ledger, base)
+        recovered = await ledger.recover()
+        version = recovered.version
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        learner = await stack.enter_async_context(
+            open_learner(
+                config.model_dump_json(),
+                base=base,
+                checkpoint=None if version is None else folder.checkpoint(version),
+                out=folder.checkpoint(0),
+                deadline_s=LEARNER_DEADLINE_S,
+            )
+        )
+        scorers = await stack.enter_async_context(open_scorers(config, base))
+        store = Store(folder.store, cap_bytes=None)
+        stack.callback(store.close)
+        peer = await stack.enter_async_context(open_peer(identity, config.network.listen))
+        reported: list[tuple[str, BadChunkReport]] = []
+        exchange = Exchange.for_hub(peer, store)
+        publisher = Publisher(
+            identity,
+            config.run.id,
+            config.publish.chunk_bytes,
+            store=store,
+            exchange=exchange,
+            ledger=ledger,
+            keep=config.staleness + 2,
+        )
+        base_artifact = await publisher.make("base", 0, base)
+        exchange.offer(base_artifact.id)
+        description = run_description(config, tokenizer, base_artifact.id, created_at=time.time())
+        front = Front(
+            config=config,
+            identity=identity,
+            ledger=ledger,
+            scorers=scorers,
+            tokenizer=tokenizer,
+            recovered=recovered,
+            audit=learner.audit_group(folder.adapter),
+        )
+        endpoints = Endpoints(
+            run_id=config.run.id,
+            run_envelope=seal(identity, description),
+            base_envelope=base_artifact.envelope,
+            front=front,
+            publisher=publisher,
+            on_bad_chunk=lambda peer_id, report: reported.append((peer_id, report)),
+        )
+        loop = LearnerLoop(
+            config=config,
+            folder=folder,
+            version=version or 0,
+            front=front,
+            learner=learner,
+            ledger=ledger,
+            publisher=publisher,
+        )
+        await loop.prepare(recovered)
+        exchange.attach(addresses_of=endpoints.addresses_of)
+        endpoints.attach(peer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(front.run)
+            if config.network.directory:
+                nursery.start_soon(_beacon, config, folder, identity, peer, publisher)
+            yield Hub(
+                config, identity, peer, front, publisher, exchange, endpoints, ledger, learner, loop
+            )
+            nursery.cancel_scope.cancel()
+
+
+async def _beacon(
+    config: RunConfig, folder: RunFolder, identity: Identity, peer: Peer, publisher: Publisher
+) -> None:
+    await keep_record(
+        identity=identity,
+        run_id=config.run.id,
+        addresses=announced(config, peer),
+        publisher=publisher,
+        listen=config.network.directory_listen,
+        identity_path=folder.directory_key,
+        initial_peers=config.network.directory_peers,
+    )
+
+
+def announced(config: RunConfig, peer: Peer) -> tuple[str, ...]:
+    """The hub's addresses as nodes should dial them, each with /p2p/<id>."""
+    if not config.network.announce:
+        return peer.addresses
+    return tuple(f"{address}/p2p/{peer.peer_id}" for address in config.network.announce)
