@@ -8,6 +8,7 @@ limit of open ones. What is changed is changed by the subclasses here.
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from typing import Any
 
@@ -16,6 +17,7 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
+from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
@@ -53,11 +55,22 @@ class Upgrader(TransportUpgrader):  # type: ignore[misc]
         return muxer(session, peer_id)
 
 
+class NoAutoConnector(AutoConnector):  # type: ignore[misc]
+    """libp2p's dials known peers until there are half of `max_connections`; this one never starts."""
+
+    async def start(self) -> None:
+        return
+
+    def record_disconnect(self, peer_id: ID) -> None:
+        return
+
+
 class Network(Swarm):  # type: ignore[misc]
     """A Swarm whose inbound limits count what is open now, not all there ever was."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.auto_connector = NoAutoConnector(self)
         self._handshakes: Counter[str] = Counter()
 
     async def _handle_inbound_connection(self, tcp_stream: Any, maddr: Any) -> None:
@@ -125,12 +138,17 @@ class Host(BasicHost):  # type: ignore[misc]
 
 def cause_of(error: BaseException) -> str:
     """The first cause of a libp2p error, in words."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    while True:
+        if error.__cause__ is not None:
+            error = error.__cause__
+        elif isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        else:
+            break
     if isinstance(error, PeerIDMismatchesPubkey):
         return "another peer answers there"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
     return str(error).rstrip(".") or type(error).__name__
 
 
@@ -150,7 +168,7 @@ def build_host(identity: Identity, max_connections: int) -> Host:
         connection_config=ConnectionConfig(
             max_connections=max_connections,
             min_connections=0,
-            low_watermark=0,  # never dials by itself
+            low_watermark=0,
             high_watermark=max_connections,
             inbound_upgrade_timeout=HANDSHAKE_S,
             outbound_upgrade_timeout=HANDSHAKE_S,

@@ -108,9 +108,10 @@ class Service:
             )
         with trio.fail_after(self._deadline_s):
             body = await stream.receive(size, deadline_s=None)
-        reply = _refusal("deadline", f"not carried out in {self._deadline_s:g} s.")
-        with trio.move_on_after(self._deadline_s):
+        with trio.move_on_after(self._deadline_s) as handling:
             reply = await self._carry_out(remote, body)
+        if handling.cancelled_caught:
+            return _refusal("deadline", f"not carried out in {self._deadline_s:g} s.")
         return reply
 
     async def _carry_out(self, remote: Remote, body: bytes) -> bytes:
