@@ -1,0 +1,82 @@
+"""Scored groups that wait for the learner, and who is admitted when a batch is taken.
+
+Admission is decided at the moment of consumption, with the time spent waiting included: a group
+whose lag would exceed S is taken out and returned, so that the caller records it, and is never
+trained on. Otherwise the stalest go first (lowest version, then order of arrival), because they
+are the next to become useless. Every group that was added leaves exactly once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from echo_hub.learner.messages import TrainGroup, TrainRollout
+
+
+@dataclass(frozen=True)
+class ScoredGroup:
+    """A group that passed every check. `group_id` is its row in the ledger."""
+
+    group_id: int
+    lease_id: bytes
+    node: bytes
+    version: int
+    prompt: list[int]
+    rollouts: list[TrainRollout]
+
+    def for_learner(self) -> TrainGroup:
+        """What the learner process is sent of it."""
+        return TrainGroup(version=self.version, prompt=self.prompt, rollouts=self.rollouts)
+
+
+class Buffer:
+    """The groups that wait, by version."""
+
+    def __init__(self) -> None:
+        self._by_version: dict[int, deque[ScoredGroup]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(groups) for groups in self._by_version.values())
+
+    def versions(self) -> Counter[int]:
+        """How many groups wait, by the version that sampled them."""
+        return Counter({version: len(groups) for version, groups in self._by_version.items()})
+
+    def add(self, group: ScoredGroup) -> None:
+        """Put a group in."""
+        self._by_version.setdefault(group.version, deque()).append(group)
+
+    def take(
+        self, count: int, version: int, staleness: int
+    ) -> tuple[list[ScoredGroup] | None, list[ScoredGroup]]:
+        """A batch of `count` groups for the update from `version`, and the groups now too stale.
+
+        The batch is None, and nothing admissible is taken, while fewer than `count` wait.
+        """
+        stale = self._take_out(lambda group: version - group.version > staleness)
+        if len(self) < count:
+            return None, stale
+        batch: list[ScoredGroup] = []
+        for oldest in sorted(self._by_version):
+            groups = self._by_version[oldest]
+            while groups and len(batch) < count:
+                batch.append(groups.popleft())
+        self._forget_empty()
+        return batch, stale
+
+    def evict(self, node: bytes) -> list[ScoredGroup]:
+        """Take out everything a node handed in."""
+        return self._take_out(lambda group: group.node == node)
+
+    def _take_out(self, unwanted: Callable[[ScoredGroup], bool]) -> list[ScoredGroup]:
+        out: list[ScoredGroup] = []
+        for version, groups in self._by_version.items():
+            out.extend(group for group in groups if unwanted(group))
+            self._by_version[version] = deque(group for group in groups if not unwanted(group))
+        self._forget_empty()
+        return out
+
+    def _forget_empty(self) -> None:
+        self._by_version = {v: groups for v, groups in self._by_version.items() if groups}

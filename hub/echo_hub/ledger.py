@@ -1,0 +1,220 @@
+"""The hub's ledger: what was leased, handed in, decided, trained on and published. The truth.
+
+Promises:
+
+- what a method here has returned from is on the disk (SQLite, WAL, synchronous=FULL), whatever
+  happens to the process afterwards;
+- a lease is answered by one group at most, and a group is consumed by one update at most;
+- an update and the groups it consumed are committed together or not at all;
+- one hub at a time: the file is locked. Readers (`read_facts`) disturb nobody.
+
+The ledger holds the run's secret, so its file has mode 0600.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import trio
+from sqlalchemy import Engine, func, select
+
+from echo_hub import ledger_rows as rows
+from echo_hub.checks import ClosedLease, Code
+from echo_hub.leases import OpenLease
+from echo_hub.ledger_reads import PublishedVersion, Recovered, StoredGroup, facts_of, read_state
+from echo_hub.ledger_schema import (
+    check_schema,
+    create_schema,
+    groups,
+    is_empty,
+    leases,
+    meta,
+    open_engine,
+)
+from echo_hub.ledger_writer import Writer
+from echo_p2p.errors import LedgerError
+
+__all__ = ["Ledger", "PublishedVersion", "Recovered", "StoredGroup", "read_facts"]
+
+
+class Ledger:
+    """A run's ledger, open for writing. Made by `Ledger.open`."""
+
+    def __init__(self, path: Path, engine: Engine, secret: bytes, clock: Callable[[], float]):
+        self.path = path
+        self._engine = engine
+        self._secret = secret
+        self._clock = clock
+        self._writer = Writer(engine, str(path))
+        with engine.connect() as connection:
+            self._last_group = connection.scalar(select(func.max(groups.c.id))) or 0
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, path: Path, run_id: str, *, clock: Callable[[], float] = time.time
+    ) -> AsyncIterator[Ledger]:
+        """Open the ledger of a run, or make it; LedgerError if it is another's or in use."""
+        with ExitStack() as stack:
+            stack.callback(os.close, _lock(path))
+            _make_private(path)
+            engine = open_engine(path, read_only=False)
+            stack.callback(engine.dispose)
+            ledger = cls(path, engine, _check_or_create(engine, path, run_id), clock)
+            stack.callback(ledger._writer.close)
+            yield ledger
+
+    # --- facts of the run ---------------------------------------------------------------------
+
+    async def remember(self, key: str, value: str) -> str:
+        """Keep a fact of the run if there is none of that name; returns the one that is kept."""
+        await self._writer.write(rows.remember, (key, value))
+        with self._engine.connect() as connection:
+            return str(connection.scalar(select(meta.c.value).where(meta.c.key == key)))
+
+    async def begin(self) -> None:
+        """The run has its version 0."""
+        await self._writer.write(rows.add_version, (0, self._clock()))
+
+    async def record_event(self, kind: str, **detail: object) -> None:
+        """Something an operator may want to look up later."""
+        await self._writer.write(rows.add_event, (self._clock(), kind, detail))
+
+    # --- leases -------------------------------------------------------------------------------
+
+    async def add_leases(self, granted: Sequence[OpenLease]) -> None:
+        """Leases are about to be handed out."""
+        await self._writer.write(rows.add_leases, granted)
+
+    async def release_leases(self, released: Sequence[OpenLease]) -> None:
+        """Leases expired, were given back, or were spoilt by a rejected answer."""
+        await self._writer.write(rows.release_leases, released)
+
+    async def closed_lease(self, lease_id: bytes) -> ClosedLease | None:
+        """What is known of a lease that is no longer open; None if it never was."""
+
+        def look() -> ClosedLease | None:
+            query = select(leases.c.node, leases.c.state).where(leases.c.lease_id == lease_id)
+            with self._engine.connect() as connection:
+                row = connection.execute(query).one_or_none()
+            return ClosedLease(row.node, row.state == "answered") if row is not None else None
+
+        return await trio.to_thread.run_sync(look)
+
+    # --- groups -------------------------------------------------------------------------------
+
+    async def add_group(
+        self, lease: OpenLease, *, version: int, rollouts: int, envelope: bytes
+    ) -> int:
+        """A group passed the cheap checks: keep it, and close its lease. Returns its id."""
+        self._last_group += 1
+        group_id = self._last_group
+        row = rows.NewGroup(group_id, lease, version, rollouts, envelope, self._clock())
+        await self._writer.write(rows.add_groups, row)
+        return group_id
+
+    async def set_scored(self, group_id: int, rewards: Sequence[float]) -> None:
+        """A group has its rewards and passed every check."""
+        await self._writer.write(rows.set_scored, (group_id, list(rewards)))
+
+    async def drop_groups(
+        self, group_ids: Sequence[int], code: str, *, release: Sequence[OpenLease] = ()
+    ) -> None:
+        """Groups will never be trained on; the prompts of `release` are to be leased again."""
+        await self._writer.write(rows.drop_groups, (list(group_ids), str(code), list(release)))
+
+    async def count_rejected(self, node: bytes, code: str, rollouts: int) -> None:
+        """A submission was rejected at the door."""
+        await self._writer.write(rows.count_verdicts, (node, str(code), 1, rollouts))
+
+    # --- versions -----------------------------------------------------------------------------
+
+    async def commit_update(
+        self, version: int, group_ids: Sequence[int], metrics: Mapping[str, float]
+    ) -> None:
+        """The update to `version` consumed these groups: all of it is kept, or nothing."""
+        row = (version, list(group_ids), dict(metrics), self._clock())
+        await self._writer.write(rows.commit_update, row)
+
+    async def record_publication(self, version: int, envelope: bytes) -> None:
+        """A version is about to be announced with this manifest envelope."""
+        await self._writer.write(rows.publish, (version, envelope, self._clock()))
+
+    async def record_evaluation(self, version: int, reward: float, prompts: int) -> None:
+        """Mean reward of a version on the held-out prompts."""
+        await self._writer.write(rows.add_evaluation, (version, reward, prompts, self._clock()))
+
+    async def consume_evaluated(self, group_ids: Sequence[int]) -> None:
+        """Groups of held-out prompts have served their evaluation."""
+        await self._writer.write(rows.consume_evaluated, list(group_ids))
+
+    # --- start --------------------------------------------------------------------------------
+
+    async def recover(self) -> Recovered:
+        """Where the run stands. Evaluations that a crash interrupted are dropped first."""
+        await self._writer.write(rows.end_interrupted_evaluations, Code.INTERRUPTED.value)
+        with self._engine.connect() as connection:
+            return read_state(connection, self._secret)
+
+
+def _lock(path: Path) -> int:
+    """Lock a ledger against a second hub; the lock ends with the process, however it ends."""
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        # a file of its own: closing any descriptor of the database would drop SQLite's locks
+        descriptor = os.open(lock_path, os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise LedgerError(f"cannot open {lock_path}: {error.strerror}.") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise LedgerError(
+            f"{path} is in use by another hub (process {holder or 'unknown'}).",
+            fix="Stop that one first; one hub serves a run.",
+        ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _make_private(path: Path) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    path.chmod(0o600)
+
+
+def _check_or_create(engine: Engine, path: Path, run_id: str) -> bytes:
+    """The run's secret, from the ledger or new."""
+    with database_errors(path), engine.begin() as connection:
+        if is_empty(connection):
+            facts = {"run_id": run_id, "secret": secrets.token_hex(32)}
+            create_schema(connection, facts)
+        facts = check_schema(connection, path)
+    if facts["run_id"] != run_id:
+        raise LedgerError(
+            f"{path} belongs to the run {facts['run_id']!r}, not to {run_id!r}.",
+            fix="Serve each run from a folder of its own.",
+        )
+    return bytes.fromhex(facts["secret"])
+
+
+def read_facts(path: Path) -> dict[str, object]:
+    """A run's facts for `echo-hub status`: plain values, read beside a hub that is serving."""
+    if not path.is_file():
+        raise LedgerError(
+            f"there is no ledger at {path}.", fix="It is made when the run is first served."
+        )
+    engine = open_engine(path, read_only=True)
+    try:
+        with database_errors(path), engine.connect() as connection:
+            check_schema(connection, path)
+            return facts_of(connection)
+    finally:
+        engine.dispose()

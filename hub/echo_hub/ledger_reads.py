@@ -1,0 +1,176 @@
+"""What is read from the ledger's tables: where a run stands, and the facts that `status` shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select
+
+from echo_hub.leases import OpenLease
+from echo_hub.ledger_schema import (
+    evaluations,
+    groups,
+    leases,
+    nodes,
+    unfinished,
+    updates,
+    verdicts,
+)
+
+
+@dataclass(frozen=True)
+class PublishedVersion:
+    """A version that was announced, and the manifest's envelope it was announced with."""
+
+    version: int
+    envelope: bytes
+
+
+@dataclass(frozen=True)
+class StoredGroup:
+    """An acknowledged group that nothing has consumed yet. `rewards` None: not yet scored."""
+
+    group_id: int
+    lease: OpenLease
+    version: int
+    envelope: bytes
+    rewards: list[float] | None
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Where a run stands, read from its ledger at start. `version` is None in a new one.
+
+    `next_index` is the first train prompt never leased, `returned` are those to be leased again;
+    `verdicts` are counts of groups and rollouts by (node, code); `lags` counts consumed groups.
+    """
+
+    version: int | None
+    published: PublishedVersion | None
+    published_versions: frozenset[int]
+    evaluations: Mapping[int, float]
+    secret: bytes
+    next_index: int
+    returned: list[int]
+    open_leases: list[OpenLease]
+    groups: list[StoredGroup]
+    verdicts: list[tuple[bytes, str, int, int]]
+    lags: Counter[int]
+
+
+def read_state(connection: Connection, secret: bytes) -> Recovered:
+    """Where the run stands."""
+    last_index = connection.scalar(
+        select(func.max(leases.c.prompt_index)).where(leases.c.split == "train")
+    )
+    returned = connection.scalars(
+        select(leases.c.prompt_index).where(unfinished(leases, "released"))
+    )
+    open_leases = connection.execute(select(leases).where(unfinished(leases, "open")))
+    return Recovered(
+        version=connection.scalar(select(func.max(updates.c.version))),
+        published=_newest_published(connection),
+        published_versions=frozenset(
+            connection.scalars(select(updates.c.version).where(updates.c.manifest.is_not(None)))
+        ),
+        evaluations=_evaluations(connection),
+        secret=secret,
+        next_index=0 if last_index is None else last_index + 1,
+        returned=sorted(returned),
+        open_leases=[_lease(row) for row in open_leases],
+        groups=_waiting_groups(connection),
+        verdicts=[
+            (row.node, row.code, row.groups, row.rollouts)
+            for row in connection.execute(select(verdicts))
+        ],
+        lags=_lags(connection),
+    )
+
+
+def _newest_published(connection: Connection) -> PublishedVersion | None:
+    row = connection.execute(
+        select(updates.c.version, updates.c.manifest)
+        .where(updates.c.manifest.is_not(None))
+        .order_by(updates.c.version.desc())
+        .limit(1)
+    ).one_or_none()
+    return PublishedVersion(row.version, row.manifest) if row is not None else None
+
+
+def _evaluations(connection: Connection) -> dict[int, float]:
+    query = select(evaluations.c.version, evaluations.c.reward).order_by(evaluations.c.id)
+    return {row.version: row.reward for row in connection.execute(query)}
+
+
+def _lags(connection: Connection) -> Counter[int]:
+    lags: Counter[int] = Counter()
+    for counts in connection.scalars(select(updates.c.lags)):
+        lags.update({int(lag): count for lag, count in counts.items()})
+    return lags
+
+
+def _waiting_groups(connection: Connection) -> list[StoredGroup]:
+    query = (
+        select(
+            groups.c.id.label("group_id"),
+            groups.c.version,
+            groups.c.envelope,
+            groups.c.rewards,
+            *(column for column in leases.c if column.name != "state"),
+        )
+        .join(leases, leases.c.lease_id == groups.c.lease_id)
+        .where(unfinished(groups, "received", "scored"))
+        .order_by(groups.c.id)
+    )
+    return [
+        StoredGroup(row.group_id, _lease(row), row.version, row.envelope, row.rewards)
+        for row in connection.execute(query)
+    ]
+
+
+def _lease(row: Row[Any]) -> OpenLease:
+    return OpenLease(
+        lease_id=row.lease_id,
+        node=row.node,
+        split=row.split,
+        index=row.prompt_index,
+        group_size=row.group_size,
+        seed=row.seed,
+        min_version=row.min_version,
+        max_version=row.max_version,
+        issued_at=row.issued_at,
+        expires_at=row.expires_at,
+    )
+
+
+def facts_of(connection: Connection) -> dict[str, object]:
+    """The facts of `echo-hub status`, as plain JSON values."""
+    last = connection.execute(
+        select(updates).order_by(updates.c.version.desc()).limit(1)
+    ).one_or_none()
+    published = _newest_published(connection)
+    by_code: Counter[str] = Counter()
+    for row in connection.execute(select(verdicts.c.code, verdicts.c.rollouts)):
+        by_code[row.code] += row.rollouts
+    accepted = by_code.pop("accepted", 0)
+    waiting = {
+        state: connection.scalar(select(func.count()).where(unfinished(groups, state)))
+        for state in ("received", "scored")
+    }
+    return {
+        "version": last.version if last is not None else None,
+        "published_version": published.version if published is not None else None,
+        "last_update_at": last.committed_at if last is not None else None,
+        "last_metrics": last.metrics if last is not None else {},
+        "heldout_reward": {str(v): reward for v, reward in _evaluations(connection).items()},
+        "rollouts_accepted": accepted,
+        "rollouts_rejected": dict(sorted(by_code.items())),
+        "lag_histogram": {str(lag): count for lag, count in sorted(_lags(connection).items())},
+        "groups_to_score": waiting["received"],
+        "groups_buffered": waiting["scored"],
+        "open_leases": connection.scalar(select(func.count()).where(unfinished(leases, "open"))),
+        "nodes": connection.scalar(select(func.count()).select_from(nodes)),
+    }
