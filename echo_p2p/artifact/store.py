@@ -63,6 +63,7 @@ class _Entry:
         self.have = bitmap.full(artifact.layout.count) if complete else 0
         self.uses = 0
         self.fetching = False
+        self.removed = False  # forgotten, and deleted as soon as nobody uses it
         self.last_used = 0
 
     @property
@@ -144,8 +145,17 @@ class Store:
         try:
             yield entry.files
         finally:
-            with self._mutex:
-                entry.uses -= 1
+            self._release(entry)
+
+    def remove(self, artifact_id: bytes) -> None:
+        """Forget an artifact; what it takes on disk is freed once nobody uses it any more."""
+        with self._mutex:
+            entry = self._entries.pop(artifact_id, None)
+            if entry is None:
+                return
+            entry.removed = True
+            entry.uses += 1
+        self._release(entry)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -164,8 +174,7 @@ class Store:
         try:
             data = self._read_good(entry, index)
         finally:
-            with self._mutex:
-                entry.uses -= 1
+            self._release(entry)
         if data is None:
             self._lose(entry, 1 << index)
             raise ChunkError(
@@ -184,8 +193,7 @@ class Store:
             everything = bitmap.full(entry.artifact.layout.count)
             lost = everything & ~self._scan(entry)
         finally:
-            with self._mutex:
-                entry.uses -= 1
+            self._release(entry)
         if lost:
             self._lose(entry, lost)
         return not lost
@@ -250,6 +258,16 @@ class Store:
                 os.utime(entry.folder)
         return entry
 
+    def _release(self, entry: _Entry) -> None:
+        with self._mutex:
+            entry.uses -= 1
+            if not entry.removed or entry.uses or entry.fetching:
+                return
+            with disk_errors(f"remove {entry.artifact}"):
+                trashed = self._to_trash(entry.folder)
+        with disk_errors(f"remove {entry.artifact}"):
+            shutil.rmtree(trashed)
+
     def _load(self) -> None:
         for state in ("complete", "partial"):
             for folder in list((self.root / state).iterdir()):
@@ -306,6 +324,8 @@ class Store:
             entry.have &= ~lost
             if entry.complete:
                 entry.complete = False
+                if entry.removed:
+                    return
                 with disk_errors(f"set {entry.artifact} aside"):
                     self._move(entry, "partial")
 

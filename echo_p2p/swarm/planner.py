@@ -14,10 +14,10 @@ The hub scatters, the nodes gather from each other:
 3. Nothing waits for ever. A request older than the patience (four times what a chunk has been
    taking) makes its peer unusable until it answers, and once nothing else is left to ask for, its
    chunk is asked for elsewhere too. If neither a chunk nor news of one came for one to two
-   patiences, or no usable peer is left, the node insists, and then the hub sends what it would
-   not. Waiting a random time keeps nodes that miss the same chunk from all insisting: the first to
-   insist becomes its source. A failed peer is left alone for a time that doubles, and is given up
-   after `STRIKES` failures; one that sent a bad chunk is given up at once.
+   patiences, the node insists, and the hub sends what it would not; it goes on insisting until
+   there is news from a peer. Waiting a random time keeps nodes that miss the same chunk from all
+   insisting: the first to insist becomes its source. A failed peer is left alone for a time that
+   doubles, and is given up after `STRIKES` failures; one that sent a bad chunk, at once.
 
 Progress: as long as the hub answers, every chunk arrives, whatever the peers do, since rule 3 ends
 at an insisting request and the hub never refuses one. Calls to `plan` cannot run hot: what it
@@ -101,7 +101,6 @@ class Planner:
     ) -> None:
         self.count = count
         self.have = have
-        self.searching = True  # peers may still turn up: being without any means nothing yet
         self._limits = limits
         self._rng = rng
         self._hub_id = hub
@@ -196,7 +195,7 @@ class Planner:
         usable = {n: source for n, source in self._peers.items() if self._usable(source, now)}
         rarity = bitmap.by_rarity(self.lacks, [source.have for source in usable.values()])
         while len(orders) < room:
-            order = self._from_hub(wanted & rarity[0], now, alone=not usable)
+            order = self._from_hub(wanted & rarity[0], now)
             order = order or self._from_peer(wanted, rarity, usable, now)
             if order is None:
                 break
@@ -261,7 +260,7 @@ class Planner:
                     stalled |= bit
         return self.lacks & ~flying or self.lacks & stalled & ~again
 
-    def _from_hub(self, asked: int, now: float, *, alone: bool) -> Order | None:
+    def _from_hub(self, asked: int, now: float) -> Order | None:
         hub = self._hub
         if self._hub_id is None or hub.closed_until > now or len(hub.flying) >= self._limits.hub:
             return None
@@ -269,9 +268,9 @@ class Planner:
         if asked.bit_count() <= len(hub.flying):
             return None
         if self._quiet and not self._insisting:
-            self._insisting = (alone and not self.searching) or now >= self._stalls_at()
-            if not self._insisting:
+            if now < self._stalls_at():
                 return None
+            self._insisting = True
         return self._order(self._hub_id, hub, None, asked, now)
 
     def _from_peer(

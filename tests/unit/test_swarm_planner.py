@@ -77,7 +77,6 @@ class Swarm:
             if peer != name and not other.gone:
                 node.planner.peer_has(peer, other.planner.have, self.now)
                 other.planner.peer_has(name, 0, self.now)
-        node.planner.searching = False
         self.plan(name)
 
     def leave(self, name: str) -> None:
@@ -258,7 +257,6 @@ def test_a_stalled_peer_costs_one_patience() -> None:
 def test_elsewhere_silences_the_hub_until_the_patience_is_over() -> None:
     node = planner(count=4)
     node.peer_has("a", 0, 0.0)
-    node.searching = False
     for order in node.plan(0.0):
         assert not order.insist
         node.elsewhere(order, 0.0)
@@ -269,12 +267,18 @@ def test_elsewhere_silences_the_hub_until_the_patience_is_over() -> None:
     assert all(order.insist for order in node.plan(wake))
 
 
-def test_without_peers_the_hub_is_insisted_on_at_once() -> None:
-    node = planner(count=4)
-    node.searching = False
+def test_insisting_goes_on_until_a_peer_has_news() -> None:
+    node = planner(count=8)
     for order in node.plan(0.0):
         node.elsewhere(order, 0.0)
-    assert [order.insist for order in node.plan(0.0)] == [True, True]
+    now = 2 * Limits.first_patience_s
+    order, _ = node.plan(now)
+    node.arrived(order, 7, now)
+    (order,) = node.plan(now)
+    assert order.insist
+    node.peer_has("a", 0b1, now)
+    node.arrived(order, 6, now)
+    assert [order.source for order in node.plan(now)] == ["a"]
 
 
 def test_failures_back_off_and_end() -> None:

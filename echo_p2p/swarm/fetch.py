@@ -1,0 +1,312 @@
+"""One artifact on its way here: the planner's orders, carried out.
+
+Promises: a chunk counts only when its digest matched and it is on disk; no peer is asked anything
+without a deadline; what is in memory is bounded by the planner's slots; a peer that sends a bad
+chunk is reported to the hub and not believed again. Decisions are the planner's, all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import trio
+
+from echo_p2p.artifact import bitmap
+from echo_p2p.artifact.store import Partial
+from echo_p2p.errors import ChunkError, NetError, StoreError, WireError
+from echo_p2p.net.host import Peer
+from echo_p2p.net.rpc import ask
+from echo_p2p.swarm.planner import Limits, Order, Planner
+from echo_p2p.wire import (
+    CONTROL_PROTOCOL,
+    KIB,
+    SWARM_PROTOCOL,
+    BadChunkReport,
+    ChunkReply,
+    ChunkRequest,
+    Done,
+    Elsewhere,
+    HaveReply,
+    HaveRequest,
+    PeersReply,
+    PeersRequest,
+)
+
+POLL_S = 20.0
+ANSWER_S = 10.0
+CONNECT_S = 5.0
+REPORT_S = 5.0
+SLOWEST_BYTES_S = 20e3  # a request may take as long as this rate needs for its chunk
+MAX_CALLED = 16
+MAX_FOLLOWED = 32
+MAX_MEETINGS = 5
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a fetch has come, in bytes. `from_peers_bytes` came from other nodes than the hub."""
+
+    done_bytes: int
+    total_bytes: int
+    from_peers_bytes: int
+
+
+@dataclass
+class Stats:
+    """Bytes of chunks that this program received and sent since it started."""
+
+    bytes_from_hub: int = 0
+    bytes_from_peers: int = 0
+    bytes_sent: Counter[str] = field(default_factory=Counter)
+    """By kind of artifact."""
+
+
+class Fetch:
+    """Makes a partial artifact whole.
+
+    Args:
+        hub: the hub's peer id; None takes chunks from connected peers alone.
+        distrusted: peers that once sent a bad chunk; added to here.
+        arrived: called after each chunk, when it can be served.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        partial: Partial,
+        *,
+        hub: str | None,
+        stats: Stats,
+        distrusted: set[str],
+        arrived: Callable[[], None],
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.artifact = partial.artifact
+        self._layout = partial.artifact.layout
+        self._peer = peer
+        self._partial = partial
+        self._hub = hub
+        self._stats = stats
+        self._distrusted = distrusted
+        self._arrived = arrived
+        self._progress = progress
+        self._planner = Planner(
+            self._layout.count,
+            partial.have,
+            hub=hub,
+            limits=Limits.for_chunks(self._layout.chunk_bytes),
+            now=trio.current_time(),
+            rng=random.Random(),
+        )
+        self._done_bytes = sum(map(self._layout.size, bitmap.indices(partial.have)))
+        self._from_peers_bytes = 0
+        self._followed: set[str] = set()
+        self._meetings: Counter[str] = Counter()
+        self._in_progress: dict[int, trio.CancelScope] = {}
+        self._woken = trio.Event()
+        self._failure: StoreError | None = None
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, interested: Collection[str]) -> None:
+        """Fetch until nothing is lacking; `interested` are peers that asked us for it before."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                for peer_id in interested:
+                    self.meet(peer_id, interested=True)
+                for peer_id in self._peer.connected():
+                    self.meet(peer_id)
+                nursery.start_soon(self._search)
+                await self._carry_out_orders(nursery)
+            finally:
+                self._nursery = None
+            nursery.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _carry_out_orders(self, nursery: trio.Nursery) -> None:
+        while self._planner.lacks and self._failure is None:
+            now = trio.current_time()
+            for order in self._planner.plan(now):
+                self._in_progress[order.number] = trio.CancelScope()
+                nursery.start_soon(self._carry_out, order)
+            wake_at = self._planner.wake_at(now)
+            with trio.move_on_at(float("inf") if wake_at is None else wake_at):
+                await self._woken.wait()
+            self._woken = trio.Event()
+
+    def meet(self, peer_id: str, *, interested: bool = False) -> None:
+        """Follow what a connected peer has. `interested`: it is fetching this artifact too."""
+        if self._nursery is None or peer_id == self._hub or peer_id in self._distrusted:
+            return
+        if interested:
+            self._planner.peer_has(peer_id, 0, trio.current_time())
+        if peer_id in self._followed or len(self._followed) >= MAX_FOLLOWED:
+            return
+        self._meetings[peer_id] += 1
+        if self._meetings[peer_id] <= MAX_MEETINGS:
+            self._followed.add(peer_id)
+            self._nursery.start_soon(self._follow, peer_id)
+
+    def _wake(self) -> None:
+        self._woken.set()
+
+    # --- finding peers and what they have -------------------------------------------------------
+
+    async def _search(self) -> None:
+        """Ask the hub who else has or wants this, now and again, and connect to some."""
+        pause = FIRST_PAUSE_S
+        while self._hub is not None:
+            request = PeersRequest(artifact=self.artifact.id)
+            try:
+                reply = await ask(
+                    self._peer, self._hub, SWARM_PROTOCOL, request, PeersReply, deadline_s=ANSWER_S
+                )
+            except NetError as error:
+                _log.info("the hub names no peers for %s: %s", self.artifact, error)
+            else:
+                await self._call(reply)
+            await trio.sleep(pause)
+            pause = min(LONGEST_PAUSE_S, 2 * pause)
+
+    async def _call(self, reply: PeersReply) -> None:
+        known = self._followed | self._distrusted | {self._peer.peer_id, self._hub}
+        others = [peer for peer in reply.peers if peer and peer[0].rpartition("/")[2] not in known]
+        room = max(0, MAX_CALLED - len(self._followed))
+        async with trio.open_nursery() as nursery:
+            for addresses in random.sample(others, min(room, len(others))):
+                nursery.start_soon(self._connect, addresses)
+
+    async def _connect(self, addresses: tuple[str, ...]) -> None:
+        try:
+            peer_id = await self._peer.connect(addresses, deadline_s=CONNECT_S)
+        except NetError as error:
+            _log.debug("%s", error)
+        else:
+            self.meet(peer_id)
+
+    async def _follow(self, peer_id: str) -> None:
+        """Keep asking a peer what it has until it has everything or fails."""
+        count = self._layout.count
+        known, pause = 0, FIRST_PAUSE_S
+        try:
+            while known != bitmap.full(count):
+                began = trio.current_time()
+                request = HaveRequest(
+                    artifact=self.artifact.id, known=bitmap.to_bytes(known, count), wait_s=POLL_S
+                )
+                reply = await ask(
+                    self._peer,
+                    peer_id,
+                    SWARM_PROTOCOL,
+                    request,
+                    HaveReply,
+                    deadline_s=POLL_S + ANSWER_S,
+                )
+                have = bitmap.from_bytes(reply.have, count)
+                if have & ~known:
+                    known |= have
+                    pause = FIRST_PAUSE_S
+                    self._planner.peer_has(peer_id, known, trio.current_time())
+                    self._wake()
+                elif trio.current_time() - began < POLL_S / 2:
+                    # it answers at once and says nothing: it shall not keep us busy
+                    await trio.sleep(pause)
+                    pause = min(LONGEST_PAUSE_S, 2 * pause)
+        except (NetError, WireError) as error:
+            _log.debug("%s is followed no longer: %s", peer_id, error)
+            self._planner.peer_gone(peer_id)
+            self._followed.discard(peer_id)
+            self._wake()
+
+    # --- chunks ---------------------------------------------------------------------------------
+
+    async def _carry_out(self, order: Order) -> None:
+        with self._in_progress[order.number]:
+            try:
+                await self._ask_for(order)
+            except (NetError, ChunkError) as error:
+                _log.debug("%s", error)
+                self._planner.failed(order, trio.current_time())
+            except StoreError as error:
+                self._failure = error
+            finally:
+                del self._in_progress[order.number]
+                self._wake()
+
+    async def _ask_for(self, order: Order) -> None:
+        picks = order.index is None
+        request = ChunkRequest(
+            artifact=self.artifact.id,
+            index=order.index,
+            lacks=bitmap.to_bytes(order.lacks, self._layout.count) if picks else b"",
+            insist=order.insist,
+        )
+        reply = await ask(
+            self._peer,
+            order.source,
+            SWARM_PROTOCOL,
+            request,
+            ChunkReply | Elsewhere,
+            deadline_s=ANSWER_S + self._layout.chunk_bytes / SLOWEST_BYTES_S,
+            max_reply=self._layout.chunk_bytes + 4 * KIB,
+        )
+        if isinstance(reply, ChunkReply):
+            await self._take(order, reply.index, reply.data)
+        elif picks:
+            self._planner.elsewhere(order, trio.current_time())
+        else:
+            raise NetError(f"{order.source} sent chunk {order.index} elsewhere; only a hub may.")
+
+    async def _take(self, order: Order, index: int, data: bytes) -> None:
+        if not (order.lacks >> index & 1 if order.index is None else index == order.index):
+            raise NetError(f"{order.source} sent chunk {index}, which it was not asked for.")
+        try:
+            await trio.to_thread.run_sync(self._partial.write, index, data)
+        except ChunkError:
+            await self._report(order.source, index)
+            raise
+        new = not self._planner.have >> index & 1
+        for needless in self._planner.arrived(order, index, trio.current_time()):
+            self._in_progress[needless.number].cancel()
+        self._count(order.source, len(data), new=new)
+
+    def _count(self, source: str, size: int, *, new: bool) -> None:
+        if source == self._hub:
+            self._stats.bytes_from_hub += size
+        else:
+            self._stats.bytes_from_peers += size
+            self._from_peers_bytes += size
+        self._done_bytes += size if new else 0
+        self._arrived()
+        if self._progress is not None:
+            total = self._layout.total_bytes
+            self._progress(Progress(self._done_bytes, total, self._from_peers_bytes))
+
+    async def _report(self, source: str, index: int) -> None:
+        """A bad chunk: believe its sender no more, and tell the hub even if we are done by then."""
+        if source == self._hub:
+            _log.warning("the hub sent a bad chunk %d of %s.", index, self.artifact)
+            return
+        _log.warning("%s sent a bad chunk %d of %s.", source, index, self.artifact)
+        self._distrusted.add(source)
+        self._planner.distrust(source)
+        self._wake()
+        if self._hub is None:
+            return
+        report = BadChunkReport(artifact=self.artifact.id, peer=source, index=index)
+        with trio.CancelScope(shield=True):
+            try:
+                await ask(
+                    self._peer, self._hub, CONTROL_PROTOCOL, report, Done, deadline_s=REPORT_S
+                )
+            except NetError as error:
+                _log.info("the hub could not be told: %s", error)
