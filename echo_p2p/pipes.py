@@ -47,6 +47,10 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    def kill(self) -> None:
+        """End it now: it hangs, or nobody wants its answer any more."""
+        self._process.kill()
+
     async def send(self, message: msgspec.Struct) -> None:
         """Write one message."""
         body = encode(message)

@@ -53,7 +53,7 @@ class TorchEngine:
                 use_safetensors=True,
                 attn_implementation="sdpa",  # never one that the snapshot names
             )
-        except Exception as error:  # noqa: BLE001 - a false config raises whatever it likes
+        except Exception as error:  # a false config raises whatever it likes
             raise EngineError(f"cannot load the base model in {base}: {error}") from error
         self._model = model.eval().requires_grad_(False).to(self._device)
         self._decoder = Decoder(self._model)

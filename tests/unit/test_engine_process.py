@@ -1,0 +1,119 @@
+"""The engine's process: survives its own errors, is replaced when it dies or hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import trio
+from engine_models import check_completion, make_adapter, make_base, reference
+
+from echo_node.engines import remote
+from echo_node.engines.base import Job
+from echo_node.engines.remote import (
+    MAX_FAILURES,
+    RemoteEngine,
+    generate_deadline_s,
+    open_engine,
+    restart_delay_s,
+)
+from echo_p2p.errors import EngineError, ProcessError
+from echo_p2p.nursery import open_nursery
+from echo_p2p.wire import Sampling
+
+
+def jobs(count: int, limit: int) -> list[Job]:
+    sampling = Sampling(temperature=1.0, max_new_tokens=limit, stop=())
+    return [Job([5, 6], 1, index, sampling) for index in range(count)]
+
+
+SHORT, LONG = jobs(2, 8), jobs(64, 90)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_adapter(base, tmp_path_factory.mktemp("adapter"), 1)
+
+
+def _pid(engine: RemoteEngine) -> int:
+    assert engine._child is not None
+    return engine._child.pid
+
+
+def test_an_engine_works_fails_dies_hangs_and_goes_on(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        log = tmp_path / "logs" / "engine.log"
+        async with open_engine(threads=1, max_sequences=64, log_path=log) as engine:
+            info = await engine.load(base, "float32")
+            assert (info.name, info.max_sequences) == ("torch", 64)
+            with pytest.raises(EngineError, match="no policy version"):
+                await engine.generate(SHORT)
+            with pytest.raises(EngineError, match="cannot read"):
+                await engine.activate(1, tmp_path)
+            await engine.activate(1, adapter)
+            answers = await engine.generate(SHORT)
+            check_completion(reference(base, adapter), SHORT[1], answers[1])
+            first = _pid(engine)
+
+            os.kill(first, signal.SIGKILL)
+            with pytest.raises(ProcessError, match="ended with code -9"):
+                await engine.generate(LONG)
+            assert await engine.generate(SHORT) == answers  # same base, same version
+            second = _pid(engine)
+            assert second != first
+
+            monkeypatch.setattr(remote, "generate_deadline_s", lambda tokens, rate: 0.2)
+            os.kill(second, signal.SIGSTOP)
+            with pytest.raises(ProcessError, match="did not answer Generate"):
+                await engine.generate(SHORT)
+            monkeypatch.undo()
+            with pytest.raises(EngineError, match="cannot read"):
+                await engine.activate(2, tmp_path)
+            assert await engine.generate(SHORT) == answers
+            assert engine.restarts == 2
+
+    trio.run(main)
+
+
+def test_an_engine_that_never_answers_is_given_up(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "restart_delay_s", lambda failures: 0.0)
+    deaths = []
+
+    async def kill_each(engine: RemoteEngine) -> None:
+        while True:
+            if engine._child is not None and engine._child.pid not in deaths:
+                deaths.append(engine._child.pid)
+                engine.kill()
+            await trio.sleep(0.005)
+
+    async def main() -> None:
+        async with (
+            open_engine(threads=1, max_sequences=4, log_path=tmp_path / "log") as engine,
+            open_nursery() as nursery,
+        ):
+            nursery.start_soon(kill_each, engine)
+            while True:
+                with pytest.raises(ProcessError, match="ended with code -9"):
+                    await engine.load(base, "float32")
+
+    with pytest.raises(EngineError, match=r"failed 5 times in a row.*last words"):
+        trio.run(main)
+    assert len(deaths) == MAX_FAILURES
+
+
+def test_deadlines_grow_with_the_work_and_shrink_with_the_rate() -> None:
+    assert generate_deadline_s(1000, None) > generate_deadline_s(10, None) > 60
+    assert generate_deadline_s(1000, 1.0) > generate_deadline_s(1000, 100.0) > 60
+    assert [restart_delay_s(n) for n in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    assert restart_delay_s(1000) == 30.0
