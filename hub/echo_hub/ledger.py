@@ -31,6 +31,7 @@ from echo_hub.ledger_reads import PublishedVersion, Recovered, StoredGroup, fact
 from echo_hub.ledger_schema import (
     check_schema,
     create_schema,
+    database_errors,
     groups,
     is_empty,
     leases,
