@@ -1,0 +1,44 @@
+"""Prompts drawn at random that never cross from one split to the other.
+
+Whether a prompt is held out depends on what it says alone, never on its index or the run's seed.
+So a prompt that is evaluated on was not trained on, although both are drawn from the same source,
+and although drawing may give the same prompt twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from echo_hub.tasks.base import Split
+from echo_p2p.errors import ConfigError
+
+T = TypeVar("T")
+
+_HELD_OUT_OF_16 = 4
+_MOST_DRAWS = 500
+
+
+def held_out(key: str) -> bool:
+    """True of a quarter of all prompts."""
+    return hashlib.blake2b(key.encode(), digest_size=1).digest()[0] % 16 < _HELD_OUT_OF_16
+
+
+def draw(
+    split: Split, index: int, seed: int, make: Callable[[random.Random], tuple[str, T]]
+) -> tuple[str, T]:
+    """Prompt number `index` of a split: the first drawn by `make` that belongs to it.
+
+    Args:
+        make: draws a prompt: what identifies it, and what goes with it.
+    """
+    for attempt in range(_MOST_DRAWS):
+        key, rest = make(random.Random(f"{seed}/{split}/{index}/{attempt}"))
+        if held_out(key) == (split == "heldout"):
+            return key, rest
+    raise ConfigError(
+        f"{_MOST_DRAWS} prompts drawn, none for the split {split!r}.",
+        fix="The task has too few different prompts; widen its options.",
+    )

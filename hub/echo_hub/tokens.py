@@ -1,0 +1,128 @@
+"""The base model's tokenizer, without transformers: text to token ids and back, stop tokens, sizes.
+
+Reads a snapshot folder: tokenizer.json, config.json, and, where they exist, generation_config.json,
+tokenizer_config.json and chat_template.jinja. A chat template is a program from the snapshot, so it
+is rendered in jinja2's immutable sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as RawTokenizer
+
+from echo_p2p.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A snapshot's tokenizer and what its configuration says of it.
+
+    `eos` are the ids that end an answer; `context` is the most positions the model has.
+    """
+
+    vocab_size: int
+    context: int
+    eos: tuple[int, ...]
+    _raw: RawTokenizer
+    _chat_template: str | None
+    _special: dict[str, str]
+
+    @classmethod
+    def load(cls, base: Path) -> Tokenizer:
+        """Read a snapshot folder; ConfigError says what it lacks."""
+        config = _read_json(base / "config.json")
+        text_config = config.get("text_config", config)
+        settings = _read_json(base / "tokenizer_config.json", optional=True)
+        try:
+            raw = RawTokenizer.from_file(str(base / "tokenizer.json"))
+        except Exception as error:
+            raise ConfigError(f"cannot read {base / 'tokenizer.json'}: {error}.") from error
+        special = {
+            name: text
+            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+            if (text := _token_text(settings.get(name))) is not None
+        }
+        generation = _read_json(base / "generation_config.json", optional=True)
+        eos = _ids(generation.get("eos_token_id")) or _ids(text_config.get("eos_token_id"))
+        if not eos and (token_id := raw.token_to_id(special.get("eos_token", ""))) is not None:
+            eos = (token_id,)
+        if not eos:
+            raise ConfigError(f"{base} names no end-of-sequence token.")
+        try:
+            vocab_size = int(text_config["vocab_size"])
+            context = int(text_config["max_position_embeddings"])
+        except KeyError as error:
+            raise ConfigError(f"{base / 'config.json'} has no {error}.") from error
+        return cls(vocab_size, context, eos, raw, _chat_template(base, settings), special)
+
+    def encode(self, text: str, template: Literal["raw", "chat"]) -> list[int]:
+        """Token ids of a prompt: as it stands, or as a user's message in the chat template."""
+        if template == "raw":
+            return list(self._raw.encode(text, add_special_tokens=True).ids)
+        return list(self._raw.encode(self._as_chat(text), add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of an answer, without its end-of-sequence or any other special token."""
+        kept = [token for token in ids if token not in self.eos]
+        return str(self._raw.decode(kept, skip_special_tokens=True))
+
+    def _as_chat(self, text: str) -> str:
+        if self._chat_template is None:
+            raise ConfigError(
+                "the base model has no chat template.", fix='Set task.template = "raw".'
+            )
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _raise_exception
+        try:
+            return environment.from_string(self._chat_template).render(
+                messages=[{"role": "user", "content": text}],
+                add_generation_prompt=True,
+                **self._special,
+            )
+        except TemplateError as error:
+            raise ConfigError(f"the base model's chat template cannot be used: {error}.") from error
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    if optional and not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}.") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} does not hold a JSON object.")
+    return value
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    """Token ids that configurations write as a number, a list, or null."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token, which configurations write as text or as an object with `content`."""
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _chat_template(base: Path, settings: dict[str, Any]) -> str | None:
+    path = base / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    value = settings.get("chat_template")
+    if isinstance(value, list):  # several, by name
+        value = next((one["template"] for one in value if one.get("name") == "default"), None)
+    return value
