@@ -63,6 +63,7 @@ class Endpoints:
         self._on_bad_chunk = on_bad_chunk
         self._addresses: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         self._watchers = 0
+        self._watcher_left = trio.Event()
 
     def attach(self, peer: Peer) -> None:
         """Start answering on `peer`."""
@@ -77,6 +78,11 @@ class Endpoints:
     def watchers(self) -> int:
         """Open watch streams: nodes that are in session now."""
         return self._watchers
+
+    async def deserted(self) -> None:
+        """Wait until no node is in session."""
+        while self._watchers:
+            await self._watcher_left.wait()
 
     async def _control(self, remote: Remote, request: Message) -> Message:
         if isinstance(request, BadChunkReport):
@@ -143,3 +149,5 @@ class Endpoints:
                     await stream.send(encode(Announcement(adapter=newer.artifact.envelope)))
         finally:
             self._watchers -= 1
+            self._watcher_left.set()
+            self._watcher_left = trio.Event()

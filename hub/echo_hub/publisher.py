@@ -6,9 +6,12 @@ crash the same version is never announced with other bytes; versions only rise.
 
 from __future__ import annotations
 
+import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import trio
 from echo_p2p.swarm.exchange import Exchange
@@ -18,6 +21,8 @@ from echo_p2p.artifact.manifest import Artifact, build_manifest
 from echo_p2p.artifact.store import Store
 from echo_p2p.errors import RollbackError
 from echo_p2p.identity import Identity
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Publisher:
         self._keep = keep
         self._recent: list[Published] = []
         self._changed = trio.Event()
+        self._sources: dict[bytes, tuple[Artifact, Path]] = {}
+        self._damaged, self._to_repair = trio.open_memory_channel[bytes](64)
 
     @property
     def latest(self) -> Published | None:
@@ -76,9 +83,10 @@ class Publisher:
         """Announce again what an earlier process of this hub recorded as published."""
         artifact = Artifact.open(envelope, self._identity.public_key)
         await trio.to_thread.run_sync(self._store.add, artifact, adapter)
+        self._sources[artifact.id] = (artifact, adapter)
         return self._announce(version, artifact)
 
-    async def make(self, kind: str, version: int, folder: Path) -> Artifact:
+    async def make(self, kind: Literal["base", "adapter"], version: int, folder: Path) -> Artifact:
         """Manifest, signature and a verified copy in the store, for a folder of files."""
 
         def work() -> Artifact:
@@ -94,7 +102,24 @@ class Publisher:
             self._store.add(artifact, folder)
             return artifact
 
-        return await trio.to_thread.run_sync(work)
+        artifact = await trio.to_thread.run_sync(work)
+        self._sources[artifact.id] = (artifact, folder)
+        return artifact
+
+    def note_damage(self, artifact_id: bytes) -> None:
+        """An artifact turned out corrupt on disk; `repair` puts it right."""
+        with suppress(trio.WouldBlock):  # full: the next reader of the chunk will say it again
+            self._damaged.send_nowait(artifact_id)
+
+    async def repair(self) -> None:
+        """Copy damaged artifacts into the store again from the folders they were made of."""
+        async for artifact_id in self._to_repair:
+            if artifact_id not in self._sources:
+                continue
+            artifact, folder = self._sources[artifact_id]
+            log.warning("%s was corrupt in the store and is copied again.", artifact)
+            await trio.to_thread.run_sync(self._store.add, artifact, folder)
+            self._exchange.offer(artifact_id)
 
     def _announce(self, version: int, artifact: Artifact) -> Published:
         published = Published(version, artifact)
@@ -103,6 +128,7 @@ class Publisher:
         for old in self._recent[: -self._keep]:
             self._exchange.withdraw(old.artifact.id)
             self._store.remove(old.artifact.id)
+            del self._sources[old.artifact.id]
         self._recent = self._recent[-self._keep :]
         self._changed.set()
         self._changed = trio.Event()

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import trio
-from echo_p2p.swarm.exchange import Exchange
+from echo_p2p.swarm.exchange import Exchange, HubSide
 
 from echo_hub.beacon import keep_record
 from echo_hub.config import RunConfig
@@ -38,6 +38,7 @@ from echo_p2p.wire import BadChunkReport
 log = logging.getLogger(__name__)
 
 LEARNER_DEADLINE_S = 900.0
+GOODBYE_S = 20.0
 
 
 @dataclass
@@ -58,6 +59,11 @@ class Hub:
     async def run(self, stop: trio.Event) -> None:
         """Train until complete or stopped; see the module's promises."""
         await self.loop.run(stop)
+
+    async def goodbye(self) -> None:
+        """After a complete run: wait, but not for ever, until the nodes have been told."""
+        with trio.move_on_after(GOODBYE_S):
+            await self.endpoints.deserted()
 
 
 @asynccontextmanager
@@ -85,8 +91,10 @@ async def open_hub(config: RunConfig, folder: RunFolder) -> AsyncIterator[Hub]:
         store = Store(folder.store, cap_bytes=None)
         stack.callback(store.close)
         peer = await stack.enter_async_context(open_peer(identity, config.network.listen))
-        reported: list[tuple[str, BadChunkReport]] = []
-        exchange = Exchange.for_hub(peer, store)
+        hub_side = HubSide()
+        exchange = Exchange(
+            peer, store, hub=hub_side, damaged=lambda damaged: publisher.note_damage(damaged)
+        )
         publisher = Publisher(
             identity,
             config.run.id,
@@ -114,8 +122,9 @@ async def open_hub(config: RunConfig, folder: RunFolder) -> AsyncIterator[Hub]:
             base_envelope=base_artifact.envelope,
             front=front,
             publisher=publisher,
-            on_bad_chunk=lambda peer_id, report: reported.append((peer_id, report)),
+            on_bad_chunk=_note_bad_chunk,
         )
+        hub_side.addresses_of = endpoints.addresses_of
         loop = LearnerLoop(
             config=config,
             folder=folder,
@@ -126,16 +135,23 @@ async def open_hub(config: RunConfig, folder: RunFolder) -> AsyncIterator[Hub]:
             publisher=publisher,
         )
         await loop.prepare(recovered)
-        exchange.attach(addresses_of=endpoints.addresses_of)
         endpoints.attach(peer)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(front.run)
+            nursery.start_soon(publisher.repair)
             if config.network.directory:
                 nursery.start_soon(_beacon, config, folder, identity, peer, publisher)
             yield Hub(
                 config, identity, peer, front, publisher, exchange, endpoints, ledger, learner, loop
             )
             nursery.cancel_scope.cancel()
+
+
+def _note_bad_chunk(reporter: str, report: BadChunkReport) -> None:
+    log.warning(
+        "%s says that %s sent it a bad chunk %d of %s",
+        reporter, report.peer, report.index, report.artifact.hex()[:12],
+    )  # fmt: skip
 
 
 async def _beacon(

@@ -1,0 +1,134 @@
+"""Real `echo-hub` and `echo-node` processes for tests: start, read their events, kill, clean up.
+
+Waiting is always for an event or for a process's end, within a deadline that only a hang reaches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+class Program:
+    """One child process that writes JSON events, a line each, to its stdout."""
+
+    def __init__(self, module: str, *args: str, log: Path) -> None:
+        self.events: list[Event] = []
+        self._arrived = threading.Condition()
+        self._log = log
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *args],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._arrived:
+                self.events.append(json.loads(line))
+                self._arrived.notify_all()
+        with self._arrived:
+            self._arrived.notify_all()
+
+    def wait_for(self, wanted: Callable[[Event], bool], *, deadline_s: float = 120) -> Event:
+        """The first event, past or to come, that is wanted."""
+
+        def found() -> Event | None:
+            return next((event for event in self.events if wanted(event)), None)
+
+        with self._arrived:
+            self._arrived.wait_for(
+                lambda: found() is not None or not self._reader.is_alive(), deadline_s
+            )
+            event = found()
+        if event is None:
+            raise AssertionError(
+                f"the event did not come; those that did: {self.events[-5:]}\n"
+                f"{self._log.read_text(errors='replace')[-3000:]}"
+            )
+        return event
+
+    def named(self, name: str) -> list[Event]:
+        """All events so far with this name."""
+        with self._arrived:
+            return [event for event in self.events if event["event"] == name]
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9 of the process itself, not of its children: they must notice by themselves."""
+        self._process.kill()
+        self._process.wait(30)
+
+    def wait(self, deadline_s: float = 60) -> int:
+        """The exit code, once it has ended."""
+        code = self._process.wait(deadline_s)
+        self._reader.join(30)
+        return code
+
+    def stop(self) -> None:
+        """End it, whatever state it is in."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(20)
+        self._reader.join(30)
+
+
+class Stage:
+    """A run's folder and the programs of one test; `close` ends and removes everything."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.run = root / "run"
+        self._programs: list[Program] = []
+
+    def hub(self) -> Program:
+        program = Program(
+            "echo_hub.cli", "serve", str(self.run / "run.toml"), "--json",
+            log=self.root / "hub.log",
+        )  # fmt: skip
+        self._programs.append(program)
+        return program
+
+    def node(self, number: int, *extra: str) -> Program:
+        program = Program(
+            "echo_node.cli", "join",
+            "--bootstrap", str(self.run / "bootstrap_peers.toml"),
+            "--data-dir", str(self.root / f"node-{number}"),
+            "--listen", "/ip4/127.0.0.1/tcp/0",
+            "--threads", "1",
+            "--json", *extra,
+            log=self.root / f"node-{number}.log",
+        )  # fmt: skip
+        self._programs.append(program)
+        return program
+
+    def close(self) -> None:
+        for program in reversed(self._programs):
+            program.stop()
