@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Literal
 
 import trio
-from echo_p2p.swarm.exchange import Exchange
 
 from echo_hub.ledger import Ledger
 from echo_p2p.artifact.manifest import Artifact, build_manifest
 from echo_p2p.artifact.store import Store
-from echo_p2p.errors import RollbackError
+from echo_p2p.errors import ConfigError, RollbackError
 from echo_p2p.identity import Identity
+from echo_p2p.swarm.exchange import Exchange
 
 log = logging.getLogger(__name__)
 
@@ -75,20 +75,34 @@ class Publisher:
             raise RollbackError(
                 f"version {version} cannot be published after version {self.latest.version}."
             )
-        artifact = await self.make("adapter", version, adapter)
+        artifact = await self._describe("adapter", version, adapter)
+        await self._keep(artifact, adapter)
         await self._ledger.record_publication(version, artifact.envelope)
         return self._announce(version, artifact)
 
     async def resume(self, version: int, envelope: bytes, adapter: Path) -> Published:
         """Announce again what an earlier process of this hub recorded as published."""
         artifact = Artifact.open(envelope, self._identity.public_key)
-        await trio.to_thread.run_sync(self._store.add, artifact, adapter)
-        self._sources[artifact.id] = (artifact, adapter)
+        await self._keep(artifact, adapter)
         return self._announce(version, artifact)
 
-    async def make(self, kind: Literal["base", "adapter"], version: int, folder: Path) -> Artifact:
-        """Manifest, signature and a verified copy in the store, for a folder of files."""
+    async def publish_base(self, folder: Path) -> Artifact:
+        """Offer the base model, under the manifest it had from the start of the run."""
+        made = await self._describe("base", 0, folder)
+        kept = await self._ledger.remember("base_envelope", made.envelope.hex())
+        artifact = Artifact.open(bytes.fromhex(kept), self._identity.public_key)
+        if artifact.manifest.content != made.manifest.content:
+            raise ConfigError(
+                f"the base model in {folder} is not the one this run began with.",
+                fix="Put the old files back, or begin a new run with: echo-hub init",
+            )
+        await self._keep(artifact, folder)
+        self._exchange.offer(artifact.id)
+        return artifact
 
+    async def _describe(
+        self, kind: Literal["base", "adapter"], version: int, folder: Path
+    ) -> Artifact:
         def work() -> Artifact:
             manifest = build_manifest(
                 folder,
@@ -98,13 +112,14 @@ class Publisher:
                 chunk_bytes=self._chunk_bytes,
                 created_at=time.time(),
             )
-            artifact = Artifact.sign(self._identity, manifest)
-            self._store.add(artifact, folder)
-            return artifact
+            return Artifact.sign(self._identity, manifest)
 
-        artifact = await trio.to_thread.run_sync(work)
+        return await trio.to_thread.run_sync(work)
+
+    async def _keep(self, artifact: Artifact, folder: Path) -> None:
+        """A verified copy in the store."""
+        await trio.to_thread.run_sync(self._store.add, artifact, folder)
         self._sources[artifact.id] = (artifact, folder)
-        return artifact
 
     def note_damage(self, artifact_id: bytes) -> None:
         """An artifact turned out corrupt on disk; `repair` puts it right."""
@@ -118,7 +133,7 @@ class Publisher:
                 continue
             artifact, folder = self._sources[artifact_id]
             log.warning("%s was corrupt in the store and is copied again.", artifact)
-            await trio.to_thread.run_sync(self._store.add, artifact, folder)
+            await self._keep(artifact, folder)
             self._exchange.offer(artifact_id)
 
     def _announce(self, version: int, artifact: Artifact) -> Published:

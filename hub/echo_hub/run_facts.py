@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from echo_hub.config import RunConfig
 from echo_hub.tokens import Tokenizer

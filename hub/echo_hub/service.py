@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import trio
-from echo_p2p.swarm.exchange import Exchange, HubSide
 
 from echo_hub.beacon import keep_record
 from echo_hub.config import RunConfig
@@ -26,13 +25,14 @@ from echo_hub.ledger import Ledger
 from echo_hub.loop import LearnerLoop
 from echo_hub.paths import RunFolder
 from echo_hub.publisher import Publisher
-from echo_hub.run_facts import ensure_base_unchanged, resolve_base, run_description
+from echo_hub.run_facts import resolve_base, run_description
 from echo_hub.scoring import open_scorers
 from echo_hub.tokens import Tokenizer
 from echo_p2p.artifact.store import Store
 from echo_p2p.envelope import seal
 from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, open_peer
+from echo_p2p.swarm.exchange import Exchange, HubSide
 from echo_p2p.wire import BadChunkReport
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,6 @@ async def open_hub(config: RunConfig, folder: RunFolder) -> AsyncIterator[Hub]:
     tokenizer = Tokenizer.load(base)
     async with AsyncExitStack() as stack:
         ledger = await stack.enter_async_context(Ledger.open(folder.ledger, config.run.id))
-        await ensure_base_unchanged(ledger, base)
         recovered = await ledger.recover()
         version = recovered.version
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -104,8 +103,7 @@ async def open_hub(config: RunConfig, folder: RunFolder) -> AsyncIterator[Hub]:
             ledger=ledger,
             keep=config.staleness + 2,
         )
-        base_artifact = await publisher.make("base", 0, base)
-        exchange.offer(base_artifact.id)
+        base_artifact = await publisher.publish_base(base)
         description = run_description(config, tokenizer, base_artifact.id, created_at=time.time())
         front = Front(
             config=config,
