@@ -9,9 +9,6 @@ from echo_hub.tokens import Tokenizer
 from echo_p2p.errors import ConfigError
 from echo_p2p.wire import RunDescription
 
-if TYPE_CHECKING:
-    pass
-
 LONGEST_PROMPT = 512
 """Prompts over this many tokens are refused when they are made; it bounds a run's context."""
 
