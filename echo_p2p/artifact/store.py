@@ -47,28 +47,11 @@ from echo_p2p.artifact.disk import (
     sizes_fit,
     write_slices,
 )
+from echo_p2p.artifact.entry import Entry, choose_victims, load_entry
 from echo_p2p.artifact.manifest import Artifact
-from echo_p2p.errors import ArtifactError, ChunkError, EchoError, ManifestError, StoreError
+from echo_p2p.errors import ArtifactError, ChunkError, ManifestError, StoreError
 
 _ID_NAME = re.compile("[0-9a-f]{64}")
-
-
-class _Entry:
-    """One artifact in the store. `have` is what is known to be good on disk."""
-
-    def __init__(self, artifact: Artifact, folder: Path, *, complete: bool) -> None:
-        self.artifact = artifact
-        self.folder = folder
-        self.complete = complete
-        self.have = bitmap.full(artifact.layout.count) if complete else 0
-        self.uses = 0
-        self.fetching = False
-        self.removed = False  # forgotten, and deleted as soon as nobody uses it
-        self.last_used = 0
-
-    @property
-    def files(self) -> Path:
-        return self.folder / FILES
 
 
 class Store:
@@ -85,7 +68,7 @@ class Store:
         self._mutex = threading.RLock()  # held for decisions and renames, never while data moves
         self._clock = itertools.count(1)
         self._trash_names = itertools.count()
-        self._entries: dict[bytes, _Entry] = {}
+        self._entries: dict[bytes, Entry] = {}
         with disk_errors(f"open the store {root}"):
             root.mkdir(parents=True, exist_ok=True)
             self._lock = lock(root / "lock")
@@ -213,10 +196,11 @@ class Store:
             if entry is None:
                 removed = self._make_room(artifact)
                 folder = self.root / "partial" / artifact.id.hex()
-                entry = self._entries[artifact.id] = _Entry(artifact, folder, complete=False)
+                entry = self._entries[artifact.id] = Entry(artifact, folder, complete=False)
             else:
                 removed = []
             self._touch(entry).fetching = True
+            entry.uses += 1
         partial = Partial(self, entry)
         try:
             with disk_errors(f"store {artifact}"):
@@ -246,11 +230,11 @@ class Store:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _complete(self, artifact_id: bytes) -> _Entry | None:
+    def _complete(self, artifact_id: bytes) -> Entry | None:
         entry = self._entries.get(artifact_id)
         return entry if entry is not None and entry.complete else None
 
-    def _touch(self, entry: _Entry) -> _Entry:
+    def _touch(self, entry: Entry) -> Entry:
         entry.last_used = next(self._clock)
         # the order of use outlives the process; losing it costs nothing but a worse choice
         with disk_errors(f"use {entry.artifact}"):
@@ -258,10 +242,10 @@ class Store:
                 os.utime(entry.folder)
         return entry
 
-    def _release(self, entry: _Entry) -> None:
+    def _release(self, entry: Entry) -> None:
         with self._mutex:
             entry.uses -= 1
-            if not entry.removed or entry.uses or entry.fetching:
+            if not entry.removed or entry.uses:
                 return
             with disk_errors(f"remove {entry.artifact}"):
                 trashed = self._to_trash(entry.folder)
@@ -273,7 +257,7 @@ class Store:
             for folder in list((self.root / state).iterdir()):
                 if not _ID_NAME.fullmatch(folder.name):
                     continue  # not ours
-                entry = _load_entry(folder, complete=state == "complete")
+                entry = load_entry(folder, complete=state == "complete")
                 if entry is None:
                     shutil.rmtree(self._to_trash(folder))
                     continue
@@ -288,27 +272,14 @@ class Store:
 
     def _make_room(self, artifact: Artifact) -> list[Path]:
         """Forget the least recently used until `artifact` fits; returns what is to be deleted."""
-        need = artifact.layout.total_bytes
         if self.cap_bytes is None:
             return []
-        idle = [entry for entry in self._entries.values() if not (entry.uses or entry.fetching)]
-        sizes = {entry.artifact.id: entry.artifact.layout.total_bytes for entry in idle}
-        held = sum(entry.artifact.layout.total_bytes for entry in self._entries.values())
-        if need + held - sum(sizes.values()) > self.cap_bytes:
-            raise StoreError(
-                f"no room for the {need} bytes of {artifact}: the store may hold {self.cap_bytes}, "
-                f"and {held - sum(sizes.values())} of them are in use.",
-                fix="Allow it more disk space.",
-            )
-        removed = []
-        for entry in sorted(idle, key=lambda entry: entry.last_used):
-            if need + held <= self.cap_bytes:
-                break
-            held -= sizes[entry.artifact.id]
-            removed.append(self._forget(entry))
-        return removed
+        return [
+            self._forget(entry)
+            for entry in choose_victims(self._entries.values(), artifact, self.cap_bytes)
+        ]
 
-    def _forget(self, entry: _Entry) -> Path:
+    def _forget(self, entry: Entry) -> Path:
         del self._entries[entry.artifact.id]
         with disk_errors(f"remove {entry.artifact}"):
             return self._to_trash(entry.folder)
@@ -318,7 +289,7 @@ class Store:
         folder.rename(trashed)
         return trashed
 
-    def _lose(self, entry: _Entry, lost: int) -> None:
+    def _lose(self, entry: Entry, lost: int) -> None:
         """These chunks turned out to be bad on disk."""
         with self._mutex:
             entry.have &= ~lost
@@ -329,14 +300,14 @@ class Store:
                 with disk_errors(f"set {entry.artifact} aside"):
                     self._move(entry, "partial")
 
-    def _move(self, entry: _Entry, state: str) -> None:
+    def _move(self, entry: Entry, state: str) -> None:
         folder = self.root / state / entry.artifact.id.hex()
         if folder.exists():
             self._to_trash(folder)
         entry.folder.rename(folder)
         entry.folder = folder
 
-    def _read_good(self, entry: _Entry, index: int) -> bytes | None:
+    def _read_good(self, entry: Entry, index: int) -> bytes | None:
         """A chunk's bytes if they match its digest; None if they do not, or cannot be read."""
         while True:
             folder = entry.folder
@@ -349,7 +320,7 @@ class Store:
             if folder == entry.folder:  # else it was renamed while we looked: look again
                 return None
 
-    def _scan(self, entry: _Entry) -> int:
+    def _scan(self, entry: Entry) -> int:
         count = entry.artifact.layout.count
         good = bytearray((count + 7) // 8)
         for index in range(count):
@@ -364,9 +335,10 @@ class Partial:
     Closing keeps what was fetched on disk: a later `begin` resumes.
     """
 
-    def __init__(self, store: Store, entry: _Entry) -> None:
+    def __init__(self, store: Store, entry: Entry) -> None:
         self._store = store
         self._entry = entry
+        self._open = True
         self.artifact = entry.artifact
 
     def __enter__(self) -> Partial:
@@ -421,21 +393,16 @@ class Partial:
                 fsync(entry.files / file.name)
             fsync(entry.folder / ENVELOPE)
             with store._mutex:
+                if entry.removed:
+                    raise StoreError(f"{self.artifact} was removed while it was being fetched.")
                 store._move(entry, "complete")
-                entry.complete, entry.fetching = True, False
+                entry.complete = True
                 store._touch(entry)
         return entry.files
 
     def close(self) -> None:
         """Stop fetching."""
-        with self._store._mutex:
+        if self._open:
+            self._open = False
             self._entry.fetching = False
-
-
-def _load_entry(folder: Path, *, complete: bool) -> _Entry | None:
-    """The entry in a folder of ours; None if it cannot be made out what it holds."""
-    try:
-        artifact = Artifact.open((folder / ENVELOPE).read_bytes(), None)
-    except (OSError, EchoError):
-        return None
-    return _Entry(artifact, folder, complete=complete) if artifact.id.hex() == folder.name else None
+            self._store._release(self._entry)
