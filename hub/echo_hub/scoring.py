@@ -1,0 +1,137 @@
+"""The pool of scorer processes, seen from the hub.
+
+Promises: a request that hangs or crashes its scorer costs at most two time limits and two scorers,
+which are killed and replaced, and comes back as a recorded failure; no failure is ever a reward;
+a scorer that cannot even start stops the hub, loudly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from echo_hub.checks import Code, Rejection
+from echo_hub.config import RunConfig
+from echo_hub.run_facts import LONGEST_PROMPT
+from echo_hub.scorer import ANSWERS, Answer, Failed, MakePrompts, Prompts, Score, Scored, Setup
+from echo_hub.tasks.base import Split
+from echo_p2p.errors import ConfigError, ProcessError, WireError
+from echo_p2p.nursery import open_nursery
+from echo_p2p.pipes import Child, child_process
+
+_START_DEADLINE_S = 120.0
+_TRIES = 2
+
+
+@dataclass
+class _Job:
+    command: MakePrompts | Score
+    tries: int = 0
+    answer: Answer | None = None
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+class Scorers:
+    """Makes prompts and computes rewards in other processes. Made by `open_scorers`."""
+
+    def __init__(self, jobs: trio.MemorySendChannel[_Job]) -> None:
+        self._jobs = jobs
+
+    async def prompts(self, split: Split, indices: Sequence[int]) -> list[list[int] | str]:
+        """Token ids of these prompts; a sentence in the place of one that cannot be made."""
+        answer = await self._do(MakePrompts(split=split, indices=list(indices)))
+        if isinstance(answer, Prompts):
+            return answer.prompts
+        return [_sentence(answer)] * len(indices)
+
+    async def score(
+        self, split: Split, index: int, prompt: list[int], answers: list[list[int]]
+    ) -> list[float] | Rejection:
+        """The reward of each answer to a prompt, or why there is none."""
+        command = Score(split=split, index=index, prompt=prompt, answers=answers)
+        answer = await self._do(command)
+        if isinstance(answer, Scored) and len(answer.rewards) == len(answers):
+            return answer.rewards
+        return Rejection(Code.SCORE_FAILED, _sentence(answer))
+
+    async def _do(self, command: MakePrompts | Score) -> Answer | None:
+        job = _Job(command)
+        await self._jobs.send(job)
+        await job.done.wait()
+        return job.answer
+
+
+def _sentence(answer: Answer | None) -> str:
+    return answer.message if isinstance(answer, Failed) else "the scorer broke its protocol"
+
+
+@asynccontextmanager
+async def open_scorers(config: RunConfig, base: Path) -> AsyncIterator[Scorers]:
+    """Start the scorer processes of a run; ConfigError if its task cannot be made."""
+    setup = Setup(
+        task=config.task.name,
+        options=config.task.options,
+        seed=config.run.seed,
+        base=str(base),
+        template=config.task.template,
+        longest_prompt=LONGEST_PROMPT,
+        max_new_tokens=config.sampling.max_new_tokens,
+    )
+    send, receive = trio.open_memory_channel[_Job](0)
+    async with open_nursery() as nursery:
+        for _ in range(config.scoring.processes):
+            worker = _Worker(setup, receive.clone(), config.scoring.timeout_s)
+            nursery.start_soon(worker.run)
+            await worker.ready.wait()
+        try:
+            yield Scorers(send)
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+class _Worker:
+    """One place in the pool: a scorer process, and the next one when it must be replaced."""
+
+    def __init__(
+        self, setup: Setup, jobs: trio.MemoryReceiveChannel[_Job], timeout_s: float
+    ) -> None:
+        self._setup = setup
+        self._jobs = jobs
+        self._timeout_s = timeout_s
+        self.ready = trio.Event()
+
+    async def run(self) -> None:
+        again: _Job | None = None
+        while True:
+            async with child_process(
+                "echo_hub.scorer", name="scorer", env={"PYTHONHASHSEED": "0"}
+            ) as child:
+                ready = await child.call(self._setup, ANSWERS, deadline_s=_START_DEADLINE_S)
+                if isinstance(ready, Failed):
+                    raise ConfigError(ready.message)
+                self.ready.set()
+                again = await self._serve(child, again)
+
+    async def _serve(self, child: Child, job: _Job | None) -> _Job | None:
+        """Do jobs until the scorer must be replaced; returns the one to be tried once more."""
+        while True:
+            job = job or await self._jobs.receive()
+            job.tries += 1
+            try:
+                job.answer = await child.call(job.command, ANSWERS, deadline_s=self._timeout_s)
+            except (ProcessError, WireError) as error:
+                child.kill()
+                if job.tries < _TRIES:
+                    return job
+                job.answer = Failed(message=str(error))
+                job.done.set()
+                return None
+            except BaseException:  # cancelled: what it is doing is nobody's business any more
+                child.kill()
+                raise
+            job.done.set()
+            job = None

@@ -1,0 +1,183 @@
+"""The scorer pool: real child processes, a task that misbehaves on demand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+
+from echo_hub.checks import Code, Rejection
+from echo_hub.config import RunConfig
+from echo_hub.models import addmix3_path
+from echo_hub.scoring import Scorers, open_scorers
+from echo_hub.tokens import Tokenizer
+from echo_p2p.errors import ConfigError
+
+BASE = addmix3_path()
+TOKENIZER = Tokenizer.load(BASE)
+
+# A task of the test's own reaches the child as a sitecustomize module on its path.
+HOSTILE_TASK = """
+import os, time
+import echo_hub.tasks as tasks
+from echo_hub.tasks.base import Prompt
+
+class Hostile:
+    def prompt(self, split, index):
+        if index == 13:
+            raise ValueError("no thirteen")
+        return Prompt("+" * (1000 if index == 14 else 3), {})
+
+    def reward(self, prompt, answer):
+        if answer == "1":
+            time.sleep(1000)
+        if answer == "2":
+            os._exit(3)
+        if answer == "3":
+            raise RuntimeError("this answer upsets me")
+        if answer == "4":
+            return float("nan")
+        if answer == "5" and not os.path.exists(os.environ["HOSTILE_MARK"]):
+            open(os.environ["HOSTILE_MARK"], "w").close()
+            os._exit(3)
+        return 1.0
+
+tasks._TASKS["hostile"] = lambda options, seed: Hostile()
+"""
+
+
+def config(task: str, *, timeout_s: float = 20.0, processes: int = 1) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run": {"id": "run"},
+            "task": {"name": task},
+            "scoring": {"timeout_s": timeout_s, "processes": processes},
+        }
+    )
+
+
+def with_scorers(run_config: RunConfig, body: Callable[[Scorers], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(60):
+            async with open_scorers(run_config, BASE) as scorers:
+                await body(scorers)
+
+    trio.run(main)
+    assert not _scorer_processes()
+
+
+def _scorer_processes() -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "echo_hub.scorer" in " ".join(child.cmdline())
+    ]
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOSTILE_TASK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("HOSTILE_MARK", str(tmp_path / "mark"))
+
+
+def answer(text: str) -> list[int]:
+    return [*TOKENIZER.encode(text, "raw"), *TOKENIZER.eos]
+
+
+def test_prompts_and_rewards_of_a_group() -> None:
+    async def body(scorers: Scorers) -> None:
+        prompts = await scorers.prompts("train", [0, 1])
+        assert prompts == await scorers.prompts("train", [0, 1])
+        first = prompts[0]
+        assert isinstance(first, list)
+        a, b = TOKENIZER.decode(first).rstrip("=").split("+")
+        rewards = await scorers.score(
+            "train", 0, first, [answer(f"x>{int(a) + int(b)}"), answer("x>1"), answer("")]
+        )
+        assert rewards == [1.0, 0.0, 0.0]
+
+    with_scorers(config("addmix3"), body)
+
+
+def test_another_prompt_than_the_tasks_is_not_scored() -> None:
+    async def body(scorers: Scorers) -> None:
+        rejection = await scorers.score("train", 0, [5, 6], [answer("1")])
+        assert isinstance(rejection, Rejection)
+        assert "same prompt" in rejection.sentence
+
+    with_scorers(config("addmix3"), body)
+
+
+def test_an_unknown_task_stops_the_start() -> None:
+    async def body(scorers: Scorers) -> None:
+        raise AssertionError("not reached")
+
+    with pytest.raises(ConfigError, match="no task 'nonsense'"):
+        with_scorers(config("nonsense"), body)
+
+
+@pytest.mark.usefixtures("hostile")
+def test_what_goes_wrong_is_a_failure_and_never_a_reward() -> None:
+    async def body(scorers: Scorers) -> None:
+        prompts = await scorers.prompts("train", [12, 13, 14])
+        prompt = prompts[0]
+        assert isinstance(prompt, list)
+        assert prompts[1] == "ValueError: no thirteen"
+        assert "1000 tokens" in prompts[2]
+        pid = _scorer_processes()[0].pid
+        for text, sentence in (("3", "RuntimeError: this answer"), ("4", "not all finite")):
+            rejection = await scorers.score("train", 12, prompt, [answer("7"), answer(text)])
+            assert isinstance(rejection, Rejection)
+            assert rejection.code is Code.SCORE_FAILED
+            assert sentence in rejection.sentence
+        assert _scorer_processes()[0].pid == pid  # an exception is an answer: nothing to kill
+        for text, sentence in (("1", "did not answer"), ("2", "ended with code 3")):
+            rejection = await scorers.score("train", 12, prompt, [answer(text)])
+            assert isinstance(rejection, Rejection)
+            assert sentence in rejection.sentence
+        assert await scorers.score("train", 12, prompt, [answer("7")]) == [1.0]
+
+    with_scorers(config("hostile", timeout_s=1.0), body)
+
+
+@pytest.mark.usefixtures("hostile")
+def test_a_crash_is_tried_once_more_in_a_fresh_process() -> None:
+    async def body(scorers: Scorers) -> None:
+        prompt = (await scorers.prompts("train", [0]))[0]
+        assert isinstance(prompt, list)
+        assert await scorers.score("train", 0, prompt, [answer("5")]) == [1.0]
+        for process in _scorer_processes():  # and one that is killed while idle
+            os.kill(process.pid, signal.SIGKILL)
+        assert await scorers.score("train", 0, prompt, [answer("7")]) == [1.0]
+
+    with_scorers(config("hostile"), body)
+
+
+@pytest.mark.usefixtures("hostile")
+def test_a_pool_goes_on_while_one_scorer_hangs() -> None:
+    async def body(scorers: Scorers) -> None:
+        prompt = (await scorers.prompts("train", [0]))[0]
+        assert isinstance(prompt, list)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scorers.score, "train", 0, prompt, [answer("1")])
+            for _ in range(20):
+                assert await scorers.score("train", 0, prompt, [answer("7")]) == [1.0]
+            nursery.cancel_scope.cancel()
+
+    with_scorers(config("hostile", processes=2), body)
+
+
+def test_the_scorer_imports_no_torch() -> None:
+    async def main() -> None:
+        code = "import echo_hub.scorer, reasoning_gym, sys; print('torch' in sys.modules)"
+        result = await trio.run_process([sys.executable, "-c", code], capture_stdout=True)
+        assert result.stdout == b"False\n"
+
+    trio.run(main)
