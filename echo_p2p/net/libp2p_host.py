@@ -56,7 +56,7 @@ class Upgrader(TransportUpgrader):  # type: ignore[misc]
 
 
 class NoAutoConnector(AutoConnector):  # type: ignore[misc]
-    """libp2p's dials known peers until there are half of `max_connections`; this one never starts."""
+    """Never starts: libp2p's dials known peers until half of `max_connections` are open."""
 
     async def start(self) -> None:
         return

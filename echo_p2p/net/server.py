@@ -85,11 +85,11 @@ class Service:
         slots = self._slots.get(remote.peer_id)
         if slots is None:
             slots = self._slots[remote.peer_id] = trio.Semaphore(self._concurrency)
-        size = 1
-        while 0 < size <= MAX_FRAME_BYTES:  # beyond that, no next frame can be found
+        size: int | None = 1
+        while size and size <= MAX_FRAME_BYTES:  # else no next frame could be found
             with trio.move_on_after(IDLE_S) as idle:
                 size = await stream.next_size()
-            if idle.cancelled_caught:
+            if idle.cancelled_caught or size is None:
                 return
             async with slots:
                 reply = await self._reply(remote, stream, size)

@@ -83,6 +83,8 @@ class Stream:
 
     async def _receive(self, max_bytes: int) -> bytes:
         size = await self.next_size()
+        if size is None:
+            raise self._lost("it has ended")
         if not size:
             raise self._lost("an empty frame was sent")
         if size > max_bytes:
@@ -90,9 +92,17 @@ class Stream:
         await self._hold(HEADER.size + size)
         return self._take(HEADER.size + size)[HEADER.size :]
 
-    async def next_size(self) -> int:
-        """Wait for the next frame to begin; its size. The frame is still to be received."""
-        await self._hold(HEADER.size)
+    async def next_size(self) -> int | None:
+        """Wait for the next frame; its size, or None if the remote has sent its last.
+
+        The frame is still to be received.
+        """
+        try:
+            await self._hold(HEADER.size)
+        except NetError:
+            if self._muxed.ended and not self._muxed.broken and not self._held_bytes:
+                return None
+            raise
         if len(self._held[0]) < HEADER.size:
             self._held = [b"".join(self._held)]
         return int(HEADER.unpack_from(self._held[0])[0])
