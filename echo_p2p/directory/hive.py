@@ -1,37 +1,40 @@
-"""hivemind's DHT, narrowed to a directory of run records. The only module that imports hivemind.
+"""hivemind's DHT, narrowed to a directory of run records.
 
-Imported in the directory process alone: hivemind and libp2p cannot live in one process. It is
-pinned to hivemind 1.1.12, whose insides it uses, for these reasons:
+Lives in the directory process alone: hivemind and libp2p cannot be imported in one process. What
+differs from a stock DHT peer, and why:
 
-- hivemind's package modules import torch, which the DHT does not need: they are left out, and a
-  directory process takes 60 MB instead of 300 and starts in half a second instead of three.
-- A stock DHT peer decodes what strangers send (MessagePack with nested extension types) before it
-  validates it, and takes an empty dictionary of any expiry for a valid value, which then hides the
-  record from every search. Here values are bytes and are never decoded, and dictionaries, which
-  run records do not need, do not exist.
-- Stock storage is unbounded, and an older record offered again shortens the life of the one kept.
-
-Peers speak protocols named after `_RunRecords`, so a stock hivemind network cannot be mixed in by
-mistake.
+- A stock peer decodes what strangers send (MessagePack with nested extension types) before it
+  validates it: a few kilobytes end its process. It takes an empty dictionary of any expiry for a
+  valid value, which then hides the record from every search. Here values are bytes and are never
+  decoded, and dictionaries, which run records do not need, do not exist.
+- Its storage is unbounded, and an older record offered again shortens the life of the one kept.
+- Its protocols bear its class's name, so ours, named `_RunRecords`, mix with no other network.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from importlib import import_module, util
-from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from echo_p2p.directory.identity import libp2p_private_key
+from echo_p2p.directory.lean_hivemind import (
+    DHTID,
+    P2P,
+    DHTLocalStorage,
+    DHTProtocol,
+    DHTRecord,
+    Multiaddr,
+    P2PDaemonError,
+    PeerID,
+    RecordValidatorBase,
+    node_module,
+)
 from echo_p2p.directory.messages import Open
 from echo_p2p.directory.records import check_record, replaces
 from echo_p2p.envelope import open_envelope
@@ -39,52 +42,12 @@ from echo_p2p.errors import DirectoryError
 from echo_p2p.identity import Identity
 from echo_p2p.wire import RunRecord
 
-PINNED = "1.1.12"
 MAX_RECORDS = 4096
 _REPLICAS = 5
 _START_S = 20.0
 _DIAL_S = 5.0
 _ANSWER_S = 3.0
 _REJOIN_S = 3.0  # p2pd itself dials a peer that failed again after 5 s only
-
-
-def _leave_out_torch() -> None:
-    """Put empty packages in place of those of hivemind that import torch."""
-    found = version("hivemind")
-    if found != PINNED:
-        raise DirectoryError(
-            f"hivemind {found} is installed; this module fits {PINNED} only.",
-            fix=f"Run: pip install hivemind=={PINNED}",
-        )
-    assert "hivemind" not in sys.modules
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    spec = util.find_spec("hivemind")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    root = Path(spec.submodule_search_locations[0])
-    for name in ("hivemind", "hivemind.dht", "hivemind.utils"):
-        package = ModuleType(name)
-        package.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
-        sys.modules[name] = package
-    utils: Any = sys.modules["hivemind.utils"]
-    utils.get_logger = import_module("hivemind.utils.logging").get_logger
-    utils.get_dht_time = import_module("hivemind.utils.timed_storage").get_dht_time
-    serializer = import_module("hivemind.utils.serializer")
-    utils.MSGPackSerializer, utils.SerializerBase = (
-        serializer.MSGPackSerializer,
-        serializer.SerializerBase,
-    )
-
-
-_leave_out_torch()
-
-import hivemind.dht.node as hivemind_node  # noqa: E402
-from hivemind.dht.protocol import DHTProtocol  # noqa: E402
-from hivemind.dht.routing import DHTID  # noqa: E402
-from hivemind.dht.storage import DHTLocalStorage  # noqa: E402
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
-from hivemind.p2p import P2P, P2PDaemonError, PeerID  # noqa: E402
-from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
 
 
 class _AsTheyAre:
@@ -141,7 +104,7 @@ class _RunRecords(DHTProtocol):  # type: ignore[misc]
         return protocol
 
 
-hivemind_node.DHTProtocol = _RunRecords
+node_module.DHTProtocol = _RunRecords
 
 
 class DirectoryPeer:
@@ -243,8 +206,9 @@ async def open_peer(options: Open) -> AsyncIterator[DirectoryPeer]:
     for address in options.initial_peers:
         _split(address)
     daemon = await _start_daemon(options)
+    socket_file = Path(daemon.daemon_listen_maddr["unix"])
     try:
-        node = await hivemind_node.DHTNode.create(
+        node = await node_module.DHTNode.create(
             daemon,
             num_replicas=_REPLICAS,
             wait_timeout=_ANSWER_S,
@@ -258,7 +222,8 @@ async def open_peer(options: Open) -> AsyncIterator[DirectoryPeer]:
         yield peer
     finally:
         await daemon.shutdown()
-        Path(daemon.daemon_listen_maddr["unix"]).unlink(missing_ok=True)  # if it was killed
+        # p2pd removes it, unless it was killed
+        socket_file.unlink(missing_ok=True)  # noqa: ASYNC240 - instant
 
 
 async def _start_daemon(options: Open) -> P2P:

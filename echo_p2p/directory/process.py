@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -47,12 +48,16 @@ async def _main(pipe: ParentPipe) -> None:
     threading.Thread(target=read, daemon=True).start()
     options = await inbox.get()
     assert isinstance(options, Open)
+    why = ""
     try:
         async with open_peer(options) as peer:
             pipe.send(Opened(number=options.number, addresses=await peer.addresses()))
             await _serve(peer, pipe, inbox)
-    except (DirectoryError, IdentityError) as error:
-        pipe.send(Failed(number=options.number, message=str(error)))
+    except* (DirectoryError, IdentityError) as group:
+        why = str(group.exceptions[0])
+    if why:
+        pipe.send(Failed(number=options.number, message=why))
+        sys.exit(why)
 
 
 def _next(pipe: ParentPipe) -> Command | None:

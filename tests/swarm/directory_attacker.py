@@ -77,9 +77,9 @@ async def lie(mode: str, address: str) -> None:
             result = dht_pb2.FindResult(type=kind, value=value, expiration_time=1e300)
             return dht_pb2.FindResponse(results=[result] * len(request.keys), peer=self.node_info)
 
-    hive.hivemind_node.DHTProtocol = _RunRecords
+    hive.node_module.DHTProtocol = _RunRecords
     daemon, peer_id = await daemon_at(address, client_only=False)
-    node = await hive.hivemind_node.DHTNode.create(daemon)
+    node = await hive.node_module.DHTNode.create(daemon)
     await node.protocol.call_ping(peer_id)
     print("joined", flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -283,6 +283,31 @@ async def test_the_address_lasts_and_peers_may_start_in_any_order(tmp_path: Path
     assert key.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"listen": ("/ip4/127.0.0.1/nonsense/1",)}, "p2pd does not start on"),
+        ({"listen": ("/ip4/203.0.113.1/tcp/1",)}, "cannot listen on"),
+        ({"initial_peers": ("/ip4/127.0.0.1/tcp/1",), "client_only": True}, "/p2p/<peer id>"),
+        ({"initial_peers": ("nonsense/p2p/12D3KooW",), "client_only": True}, "/p2p/<peer id>"),
+        ({"listen": LOOPBACK, "identity_path": Path("/nowhere/key")}, "/nowhere/key"),
+    ],
+)
+@in_trio
+async def test_a_start_that_cannot_be_says_why(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(DirectoryError, match=why):
+        async with open_directory(**options, deadline_s=DEADLINE_S):
+            pass
+
+
+@in_trio
+async def test_a_peer_behind_a_router_is_known_by_what_it_announces() -> None:
+    announce = ("/ip4/192.0.2.7/tcp/42421",)
+    async with open_directory(listen=LOOPBACK, announce=announce, deadline_s=DEADLINE_S) as peer:
+        (address,) = peer.addresses
+        assert address.startswith(announce[0] + "/p2p/12D3KooW")
+
+
 @in_trio
 async def test_an_end_of_either_process_is_seen_and_leaves_nothing() -> None:
     hub = Identity.create()
@@ -292,7 +317,7 @@ async def test_an_end_of_either_process_is_seen_and_leaves_nothing() -> None:
             processes[victim].kill()
             await directory.lost.wait()
             for _ in range(2):
-                with pytest.raises(DirectoryError, match=r"the directory process ended|p2pd"):
+                with pytest.raises(DirectoryError, match=("ended with code -9", "p2pd")[victim]):
                     await directory.find(RUN, hub.public_key)
             assert await trio.to_thread.run_sync(all_end, list(processes))
 
