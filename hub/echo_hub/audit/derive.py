@@ -1,0 +1,50 @@
+"""The audit of one group: a single forward pass over its prompt and answers, and no generation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from echo_hub.audit.margins import group_keys, token_evidence
+from echo_hub.learner.messages import Audit, Audited
+from echo_hub.learner.policy import Policy
+from echo_p2p.errors import LearnerError
+
+
+@torch.no_grad()
+def derive(policy: Policy, audit: Audit) -> Audited:
+    """Derive a group again under the adapter it claims; the policy itself stays as it is.
+
+    Raises:
+        LearnerError: the adapter cannot be read, or does not give finite logits. That is a fault of
+            ours, and no evidence against the node.
+    """
+    answers = [rollout.tokens for rollout in audit.rollouts]
+    claims = [value for rollout in audit.rollouts for value in rollout.logprobs]
+    if not all(answers) or len(claims) != sum(map(len, answers)):
+        raise LearnerError("an answer is empty, or has not one log-probability for each token.")
+    with policy.wearing(policy.read_adapter(Path(audit.adapter))):
+        hidden, tokens = policy.answers([(audit.prompt, answer) for answer in answers])
+    if not torch.isfinite(hidden).all():
+        raise LearnerError(f"version {audit.version} does not give finite numbers.")
+    keys = group_keys(audit.seed, [len(answer) for answer in answers], tokens.device)
+    logprobs = torch.tensor(claims, device=tokens.device)
+    found = [
+        token_evidence(
+            policy.logits(hidden[piece]),
+            tokens[piece],
+            logprobs[piece],
+            keys=keys[piece],
+            temperature=audit.temperature,
+        )
+        for piece in policy.slices(len(tokens))
+    ]
+    margins = torch.cat([evidence.margins for evidence in found])
+    differences = torch.cat([evidence.differences for evidence in found])
+    return Audited(
+        max_margin=float(margins.max()),
+        max_logprob_difference=float(differences.max()),
+        mismatches=int((margins > 0).sum()),
+        tokens=len(tokens),
+    )

@@ -1,0 +1,88 @@
+"""The learner's process: `python -m echo_hub.learner.process`, spoken to by `learner.client`.
+
+One command at a time, one answer each. A command that cannot be carried out is answered with
+`Failed` and changes nothing; whatever nobody foresaw ends the process, and its parent hears of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from echo_hub.config import RunConfig
+from echo_hub.learner.messages import Answer, Audit, Command, Failed, Start, Started, Trained
+from echo_p2p.errors import EchoError, LearnerError
+from echo_p2p.pipes import ParentPipe
+
+if TYPE_CHECKING:
+    from echo_hub.learner.trainer import Trainer
+
+_COMMAND: Any = Command  # a union, which `type[T]` has no room for
+
+
+class Server:
+    """Carries out commands; torch is first imported by `Start`."""
+
+    def __init__(self) -> None:
+        self._trainer: Trainer | None = None
+
+    def answer(self, command: Command) -> Answer:
+        try:
+            return self._carry_out(command)
+        except EchoError as error:
+            return Failed(message=str(error))
+
+    def _carry_out(self, command: Command) -> Answer:
+        if isinstance(command, Start):
+            if self._trainer is not None:
+                raise LearnerError("the learner was started before.")
+            self._trainer = _start(command)
+            weights = self._trainer.policy.weights.values()
+            return Started(
+                version=self._trainer.version, trainable=sum(weight.numel() for weight in weights)
+            )
+        trainer = self._trainer
+        if trainer is None:
+            raise LearnerError("the learner was not started.")
+        if isinstance(command, Audit):
+            from echo_hub.audit.derive import derive
+
+            return derive(trainer.policy, command)
+        if command.version != trainer.version:
+            raise LearnerError(
+                f"an update of version {command.version} was asked for, "
+                f"but the learner is at version {trainer.version}."
+            )
+        metrics = trainer.train(command.groups, Path(command.out))
+        return Trained(version=trainer.version, metrics=metrics)
+
+
+def _start(command: Start) -> Trainer:
+    import torch
+
+    from echo_hub.learner.policy import Policy
+    from echo_hub.learner.trainer import Trainer
+
+    config = RunConfig.model_validate_json(command.config)
+    if config.learner.threads:
+        torch.set_num_threads(config.learner.threads)
+    policy = Policy.load(
+        Path(command.base), config.learner, dtype=config.base.dtype, seed=config.run.seed
+    )
+    trainer = Trainer(policy, config)
+    if command.checkpoint is None:
+        trainer.save(Path(command.out))
+    else:
+        trainer.resume(Path(command.checkpoint))
+    return trainer
+
+
+def main() -> None:
+    pipe = ParentPipe()
+    server = Server()
+    while (command := pipe.receive(_COMMAND)) is not None:
+        pipe.send(server.answer(command))
+
+
+if __name__ == "__main__":
+    main()

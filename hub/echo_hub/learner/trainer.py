@@ -1,0 +1,226 @@
+"""One update after another, each of which counts wholly or not at all.
+
+Promises: an update is one optimiser step on all its groups, however many micro-batches they take.
+Loss, gradient norm and new weights are checked to be finite, and the checkpoint is on disk, before
+the version rises; if any of that fails the state is bit for bit as before. A trainer resumed from a
+checkpoint goes on bit for bit as the one that wrote it would have (same machine, same threads).
+
+A checkpoint folder holds `adapter/`, a PEFT adapter folder, and `optimizer.safetensors`: AdamW's
+moments and step, with the version in its metadata.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from echo_hub.config import RunConfig
+from echo_hub.learner.batches import micro_batches
+from echo_hub.learner.folders import whole_folder
+from echo_hub.learner.messages import TrainGroup
+from echo_hub.learner.objective import clipped_loss, group_advantages, ratio_metrics
+from echo_hub.learner.policy import Policy, check_tensors
+from echo_p2p.errors import LearnerError
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One rollout as the loss sees it."""
+
+    prompt: list[int]
+    answer: list[int]
+    behaviour: list[float]
+    advantage: float
+    lag: int
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+
+class Trainer:
+    """A policy, its optimiser, and the version they have reached."""
+
+    def __init__(self, policy: Policy, config: RunConfig) -> None:
+        self.policy = policy
+        self.version = 0
+        self._config = config
+        learner = config.learner
+        self._optimizer = torch.optim.AdamW(
+            list(policy.weights.values()),
+            lr=learner.learning_rate,
+            betas=learner.betas,
+            weight_decay=learner.weight_decay,
+            fused=True,
+        )
+        for weight in policy.weights.values():  # made now, so that saving has no special case
+            self._optimizer.state[weight] = {
+                "step": torch.zeros((), device=weight.device),
+                **{moment: torch.zeros_like(weight) for moment in _MOMENTS},
+            }
+
+    def train(self, groups: Sequence[TrainGroup], out: Path) -> dict[str, float]:
+        """One update on `groups`; its checkpoint goes to `out`. Returns its metrics."""
+        before = {name: tensor.clone() for name, tensor in self._state().items()}
+        try:
+            metrics = self._update(groups)
+            self.version += 1
+            self.save(out)
+        except BaseException:
+            self.version = int(before["step"])
+            self._restore(before)
+            raise
+        return metrics
+
+    def save(self, out: Path) -> None:
+        """Write a checkpoint folder, whole or not at all."""
+        adapter = self.policy.weights.keys()
+        rest = {name: t.cpu() for name, t in self._state().items() if name not in adapter}
+        try:
+            with whole_folder(out) as draft:
+                self.policy.save_adapter(draft / "adapter")
+                save_file(rest, draft / "optimizer.safetensors", {"version": str(self.version)})
+        except OSError as error:
+            raise LearnerError(f"cannot write the checkpoint {out}: {error}.") from error
+
+    def resume(self, checkpoint: Path) -> None:
+        """Take over the state in a checkpoint folder; LearnerError if it is not one of this run."""
+        file = checkpoint / "optimizer.safetensors"
+        try:
+            with safe_open(file, framework="pt", device=self._config.learner.device) as opened:
+                version = (opened.metadata() or {}).get("version", "")
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise LearnerError(f"cannot read the checkpoint {checkpoint}: {error}.") from error
+        tensors |= self.policy.read_adapter(checkpoint / "adapter")
+        check_tensors(tensors, self._state(), source=str(checkpoint))
+        if version != str(int(tensors["step"])):
+            raise LearnerError(f"the checkpoint {checkpoint} contradicts itself about its version.")
+        self._restore(tensors)
+        self.version = int(version)
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """All that an update changes, by name. The tensors themselves, not copies."""
+        state: dict[str, torch.Tensor] = {n: w.data for n, w in self.policy.weights.items()}
+        for name, weight in self.policy.weights.items():
+            slots = self._optimizer.state[weight]
+            state |= {f"{moment}.{name}": slots[moment] for moment in _MOMENTS}
+            state["step"] = slots["step"]  # the same for every weight
+        return state
+
+    def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in self._state().items():
+            tensor.copy_(tensors[name])
+        for weight in self.policy.weights.values():
+            self._optimizer.state[weight]["step"].copy_(tensors["step"])
+
+    def _update(self, groups: Sequence[TrainGroup]) -> dict[str, float]:
+        started = time.perf_counter()
+        samples, metrics = self._samples(groups)
+        rollouts = sum(len(group.rollouts) for group in groups)
+        normaliser = float(rollouts * self._config.sampling.max_new_tokens)
+        for weight in self.policy.weights.values():
+            weight.grad = torch.zeros_like(weight)
+        loss, padded, log_ratios, lags = 0.0, 0, [torch.empty(0)], [torch.empty(0)]
+        budget = self._config.learner.microbatch_tokens
+        for batch in micro_batches([sample.length for sample in samples], budget):
+            chosen = [samples[i] for i in batch]
+            part, ratios = self._backward(chosen, normaliser)
+            loss += part
+            padded += len(chosen) * max(sample.length for sample in chosen)
+            log_ratios.append(ratios)
+            lags.append(_per_token([float(sample.lag) for sample in chosen], chosen))
+        norm = self._step(loss)
+        all_ratios = torch.cat(log_ratios)
+        metrics |= {"loss": loss, "grad_norm": norm, "trained_rollouts": float(len(samples))}
+        metrics["padding"] = 1.0 - sum(s.length for s in samples) / padded if padded else 0.0
+        metrics |= ratio_metrics(all_ratios, self._config.learner.clip)
+        metrics |= _mismatch(all_ratios[torch.cat(lags) == 0])
+        metrics["seconds"] = time.perf_counter() - started
+        return metrics
+
+    def _samples(self, groups: Sequence[TrainGroup]) -> tuple[list[_Sample], dict[str, float]]:
+        """The rollouts that have a gradient, and what there is to say of all of them.
+
+        A rollout of advantage zero is left out: it would add exactly nothing to the gradient.
+        """
+        lags = [self.version - group.version for group in groups]
+        if not groups or len({len(group.rollouts) for group in groups}) != 1:
+            raise LearnerError("an update needs groups, all with the same number of rollouts.")
+        if min(lags) < 0 or max(lags) > self._config.staleness:
+            raise LearnerError(
+                f"version {self.version} was given groups of lag {min(lags)} to {max(lags)}, "
+                f"where 0 to {self._config.staleness} may be trained on."
+            )
+        answers = [rollout for group in groups for rollout in group.rollouts]
+        if not all(0 < len(rollout.tokens) == len(rollout.logprobs) for rollout in answers):
+            raise LearnerError("a rollout is empty, or has not one log-probability for each token.")
+        rewards = torch.tensor([[r.reward for r in group.rollouts] for group in groups])
+        if not torch.isfinite(rewards).all():
+            raise LearnerError("a reward is not finite.")
+        advantages = group_advantages(rewards)
+        samples = [
+            _Sample(group.prompt, rollout.tokens, rollout.logprobs, advantage, lag)
+            for group, lag, row in zip(groups, lags, advantages.tolist(), strict=True)
+            for rollout, advantage in zip(group.rollouts, row, strict=True)
+            if advantage != 0.0
+        ]
+        return samples, {
+            "reward_mean": float(rewards.mean()),
+            "reward_std": float(rewards.std(correction=0)),
+            "lag_mean": sum(lags) / len(lags),
+            "lag_max": float(max(lags)),
+            "zero_advantage_groups": float((advantages == 0).all(-1).sum()),
+            "tokens": float(sum(len(rollout.tokens) for rollout in answers)),
+        }
+
+    def _backward(self, samples: list[_Sample], normaliser: float) -> tuple[float, torch.Tensor]:
+        """Add one micro-batch's gradient; its loss, and its tokens' log ratios [N] on the CPU."""
+        logprobs = self.policy.logprobs([(s.prompt, s.answer) for s in samples])
+        claimed = torch.tensor([value for sample in samples for value in sample.behaviour])
+        behaviour = claimed.to(logprobs.device)
+        advantages = _per_token([s.advantage for s in samples], samples).to(logprobs.device)
+        clip = self._config.learner.clip
+        loss = clipped_loss(logprobs, behaviour, advantages, clip=clip, normaliser=normaliser)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), (logprobs.detach() - behaviour).cpu()
+
+    def _step(self, loss: float) -> float:
+        """The optimiser step, if loss, gradient and the weights it makes are finite."""
+        weights = list(self.policy.weights.values())
+        norm = torch.nn.utils.clip_grad_norm_(weights, self._config.learner.max_grad_norm)
+        if not torch.isfinite(norm) or not torch.isfinite(torch.tensor(loss)):
+            raise LearnerError(
+                f"update {self.version + 1} has loss {loss} and gradient norm {float(norm)}; "
+                "it was not applied."
+            )
+        self._optimizer.step()
+        if not all(bool(torch.isfinite(weight).all()) for weight in weights):
+            raise LearnerError(f"update {self.version + 1} made weights that are not finite.")
+        return float(norm)
+
+
+def _per_token(values: list[float], samples: list[_Sample]) -> torch.Tensor:
+    """One value a sample, repeated for each token of its answer: [N]."""
+    lengths = torch.tensor([len(sample.answer) for sample in samples])
+    return torch.tensor(values).repeat_interleave(lengths)
+
+
+def _mismatch(log_ratios: torch.Tensor) -> dict[str, float]:
+    """How far the node's log-probabilities are from the learner's for the very same policy."""
+    if not log_ratios.numel():
+        return {"lag0_tokens": 0.0}
+    apart = log_ratios.abs()
+    return {
+        "lag0_tokens": float(apart.numel()),
+        "mismatch_mean": float(apart.mean()),
+        "mismatch_max": float(apart.max()),
+    }
