@@ -79,6 +79,7 @@ class Exchange:
         self._hub = hub
         self._damaged = damaged
         self._offered: dict[bytes, Artifact] = {}
+        self._wanted: set[bytes] = set()
         self._fetches: dict[bytes, Fetch] = {}
         self._distrusted: set[str] = set()
         self._changed = trio.Event()
@@ -144,13 +145,18 @@ class Exchange:
     async def _ensure(
         self, artifact: Artifact, hub: str | None, progress: Callable[[Progress], None] | None
     ) -> Path:
-        while artifact.id in self._fetches:
+        while artifact.id in self._wanted:  # whoever asked first fetches it for all
             await self._changed.wait()
-        path = self._store.path(artifact.id)
-        if path is None:
-            path = await self._fetch(artifact, hub, progress)
-        self.offer(artifact.id)
-        return path
+        self._wanted.add(artifact.id)
+        try:
+            path = self._store.path(artifact.id)
+            if path is None:
+                path = await self._fetch(artifact, hub, progress)
+            self.offer(artifact.id)
+            return path
+        finally:
+            self._wanted.discard(artifact.id)
+            self._notify()
 
     async def _fetch(
         self, artifact: Artifact, hub: str | None, progress: Callable[[Progress], None] | None
@@ -174,8 +180,7 @@ class Exchange:
                     except ChunkError as error:
                         _log.warning("%s It is fetched again.", error)
             finally:
-                del self._fetches[artifact.id]
-                self._notify()
+                self._fetches.pop(artifact.id, None)
 
     def _notify(self) -> None:
         """Wake everybody who waits for something to change here."""

@@ -1,0 +1,321 @@
+"""The exchange between several real peers on loopback: who sends what, and who is not believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from swarm_support import CHUNK, Swarm, contents, in_trio, open_swarm
+
+from echo_p2p.artifact import bitmap
+from echo_p2p.artifact.manifest import Artifact
+from echo_p2p.errors import DeadlineError, PeerRefusedError, StoreError
+from echo_p2p.net.host import Peer
+from echo_p2p.net.rpc import answer, ask
+from echo_p2p.net.stream import Remote
+from echo_p2p.swarm.exchange import Exchange
+from echo_p2p.swarm.fetch import Progress
+from echo_p2p.wire import (
+    MAX_CHUNKS,
+    SWARM_PROTOCOL,
+    ChunkReply,
+    ChunkRequest,
+    HaveReply,
+    HaveRequest,
+    Message,
+    PeersReply,
+    PeersRequest,
+    Refusal,
+    SwarmRequest,
+)
+
+
+def _copies(counted: int, artifact: Artifact) -> float:
+    return counted / artifact.layout.total_bytes
+
+
+@in_trio
+async def test_chunks_come_from_the_hub_and_from_each_other(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        nodes = [await swarm.join() for _ in range(3)]
+        for version in range(3):
+            artifact, source = swarm.publish(version=version)
+            before = swarm.hub.exchange.stats.bytes_sent["adapter"]
+            await swarm.fetch(artifact, *nodes)
+            for node in nodes:
+                path = node.store.path(artifact.id)
+                assert path is not None
+                assert contents(path) == contents(source)
+            sent = swarm.hub.exchange.stats.bytes_sent["adapter"] - before
+            assert 1.0 <= _copies(sent, artifact) <= 1.5
+        stats = [node.exchange.stats for node in nodes]
+        assert sum(s.bytes_from_hub for s in stats) == swarm.hub.exchange.stats.bytes_sent.total()
+        assert sum(s.bytes_from_peers for s in stats) == sum(s.bytes_sent.total() for s in stats)
+        assert all(s.bytes_from_peers > 0 for s in stats)
+
+
+@in_trio
+async def test_progress_rises_to_the_whole(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        node = await swarm.join()
+        artifact, _ = swarm.publish()
+        seen: list[Progress] = []
+        await node.exchange.fetch(
+            artifact, swarm.hub.peer.peer_id, deadline_s=30, progress=seen.append
+        )
+        done = [progress.done_bytes for progress in seen]
+        assert done == sorted(done)
+        assert seen[-1] == Progress(450_000, 450_000, 0)
+
+
+@in_trio
+async def test_a_late_joiner_costs_the_hub_nothing(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        early = [await swarm.join() for _ in range(2)]
+        artifact, _ = swarm.publish()
+        await swarm.fetch(artifact, *early)
+        sent = swarm.hub.exchange.stats.bytes_sent.total()
+        late = await swarm.join()
+        await swarm.fetch(artifact, late)
+        assert swarm.hub.exchange.stats.bytes_sent.total() == sent
+        assert late.exchange.stats.bytes_from_peers == artifact.layout.total_bytes
+
+
+@in_trio
+async def test_a_node_that_cannot_be_dialled_still_uploads(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        hidden = await swarm.join(listening=False)
+        assert hidden.peer.addresses == ()
+        artifact, _ = swarm.publish()
+        open_node = await swarm.join()
+        await swarm.fetch(artifact, hidden, open_node)
+        assert hidden.exchange.stats.bytes_sent.total() > 0
+
+
+@in_trio
+async def test_nodes_complete_from_each_other_when_the_hub_is_gone(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        first, second = await swarm.join(), await swarm.join()
+        artifact, source = swarm.publish()
+        await swarm.fetch(artifact, first)
+        await second.peer.disconnect(swarm.hub.peer.peer_id)
+        await second.peer.connect(first.peer.addresses, deadline_s=10)
+        await swarm.fetch(artifact, second)
+        path = second.store.path(artifact.id)
+        assert path is not None
+        assert contents(path) == contents(source)
+
+
+@in_trio
+async def test_the_same_artifact_twice_at_once_is_fetched_once(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        node = await swarm.join()
+        artifact, _ = swarm.publish()
+        await swarm.fetch(artifact, node, node, node)
+        assert node.exchange.stats.bytes_from_hub == artifact.layout.total_bytes
+
+
+class BadPeer:
+    """Claims to have everything, and then misbehaves."""
+
+    def __init__(self, peer: Peer, artifact: Artifact, how: str) -> None:
+        self.requests = 0
+        self._how = how
+        self._count = artifact.layout.count
+        answer(peer, SWARM_PROTOCOL, SwarmRequest, self._answer, deadline_s=60)
+
+    async def _answer(self, _: Remote, request: Any) -> Message:
+        self.requests += 1
+        if isinstance(request, HaveRequest):
+            if self._how == "chatty":
+                return HaveReply(have=b"")
+            if self._how == "nonsense":
+                return HaveReply(have=b"\xff" * 8192)
+            return HaveReply(have=bitmap.to_bytes(bitmap.full(self._count), self._count))
+        assert isinstance(request, ChunkRequest)
+        assert request.index is not None
+        if self._how == "liar":
+            return ChunkReply(index=request.index, data=bytes(CHUNK))
+        if self._how == "other chunk":
+            return ChunkReply(index=(request.index + 1) % self._count, data=bytes(CHUNK))
+        if self._how == "refuser":
+            return Refusal(code="no", sentence="I will not.")
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "how", ["liar", "other chunk", "refuser", "mute", "chatty", "nonsense", "silent"]
+)
+@in_trio
+async def test_everyone_completes_among_bad_peers(tmp_path: Path, how: str) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        artifact, source = swarm.publish()
+        nodes = [await swarm.join() for _ in range(2)]
+        bad = [await swarm.stranger() for _ in range(2)]
+        for peer in bad:
+            if how != "silent":
+                BadPeer(peer, artifact, how)
+            for node in nodes:
+                await node.peer.connect(peer.addresses, deadline_s=10)
+        await swarm.fetch(artifact, *nodes)
+        for node in nodes:
+            path = node.store.path(artifact.id)
+            assert path is not None
+            assert contents(path) == contents(source)
+
+
+@in_trio
+async def test_a_liar_is_reported_and_never_asked_again(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        artifact, _ = swarm.publish()
+        node = await swarm.join()
+        peer = await swarm.stranger()
+        liar = BadPeer(peer, artifact, "liar")
+        await node.peer.connect(peer.addresses, deadline_s=10)
+        await swarm.fetch(artifact, node)
+        assert swarm.reports
+        for reporter, report in swarm.reports:
+            assert reporter == node.peer.peer_id
+            assert (report.peer, report.artifact) == (peer.peer_id, artifact.id)
+        asked = liar.requests
+        following, _ = swarm.publish(version=1)
+        await swarm.fetch(following, node)
+        assert liar.requests == asked
+
+
+@in_trio
+async def test_a_peer_that_says_nothing_at_once_does_not_keep_us_busy(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        artifact, _ = swarm.publish()
+        node = await swarm.join()
+        peer = await swarm.stranger()
+        chatty = BadPeer(peer, artifact, "chatty")
+        await node.peer.connect(peer.addresses, deadline_s=10)
+        await node.peer.disconnect(swarm.hub.peer.peer_id)
+        with pytest.raises(DeadlineError, match="7 of 7 chunks are lacking"):
+            await node.exchange.fetch(artifact, None, deadline_s=1)
+        assert chatty.requests <= 2
+
+
+@in_trio
+async def test_what_came_before_a_deadline_is_not_fetched_again(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        artifact, _ = swarm.publish()
+        node = await swarm.join()
+        with trio.CancelScope() as scope:
+            await node.exchange.fetch(
+                artifact,
+                swarm.hub.peer.peer_id,
+                deadline_s=30,
+                progress=lambda p: scope.cancel() if p.done_bytes > 200_000 else None,
+            )
+        first = node.exchange.stats.bytes_from_hub
+        assert 200_000 < first < 450_000
+        await swarm.fetch(artifact, node)
+        # one request may have been cancelled after its chunk had been sent
+        assert node.exchange.stats.bytes_from_hub <= 450_000 + CHUNK
+
+
+@in_trio
+async def test_a_chunk_that_rots_on_disk_is_not_served_and_is_fetched_again(
+    tmp_path: Path,
+) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        artifact, source = swarm.publish()
+        first, second = await swarm.join(), await swarm.join()
+        await swarm.fetch(artifact, first)
+        path = swarm.hub.store.path(artifact.id)
+        assert path is not None
+        with (path / "adapter.safetensors").open("r+b") as file:
+            file.seek(3 * CHUNK)
+            file.write(b"rot")
+        with pytest.raises(PeerRefusedError, match="not_here"):
+            await _ask_for_chunk(second.peer, swarm.hub.peer, artifact.id, 3)
+        assert swarm.damaged == [artifact.id]
+        with pytest.raises(StoreError):
+            swarm.hub.exchange.offer(artifact.id)
+        await second.peer.connect(first.peer.addresses, deadline_s=10)
+        await swarm.fetch(artifact, second)
+        swarm.hub.store.add(artifact, source)
+        swarm.hub.exchange.offer(artifact.id)
+        assert (await _ask_for_chunk(second.peer, swarm.hub.peer, artifact.id, 3)).index == 3
+
+
+async def _ask_for_chunk(
+    peer: Peer, other: Peer, artifact_id: bytes, index: int | None, lacks: bytes = b""
+) -> ChunkReply:
+    request = ChunkRequest(artifact=artifact_id, index=index, lacks=lacks, insist=False)
+    return await ask(peer, other.peer_id, SWARM_PROTOCOL, request, ChunkReply, deadline_s=10)
+
+
+@in_trio
+async def test_requests_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        artifact, _ = swarm.publish()
+        node, asker = await swarm.join(), await swarm.join()
+        await swarm.fetch(artifact, node)
+        await asker.peer.connect(node.peer.addresses, deadline_s=10)
+        hub = swarm.hub.peer
+
+        async def refused(
+            other: Peer, code: str, index: int | None, lacks: bytes = b"", name: bytes = artifact.id
+        ) -> None:
+            with pytest.raises(PeerRefusedError) as caught:
+                await _ask_for_chunk(asker.peer, other, name, index, lacks)
+            assert caught.value.code == code
+
+        await refused(hub, "unknown_artifact", 0, name=bytes(32))
+        await refused(hub, "bad_message", 0, name=b"short")
+        await refused(hub, "bad_message", MAX_CHUNKS)
+        await refused(hub, "not_here", MAX_CHUNKS - 1)
+        await refused(hub, "bad_message", None, lacks=b"\xff" * 100)
+        await refused(node.peer, "not_a_hub", None, lacks=b"\x01")
+        for other, code in [(hub, "unknown_artifact"), (node.peer, "not_a_hub")]:
+            with pytest.raises(PeerRefusedError) as caught:
+                await ask(
+                    asker.peer,
+                    other.peer_id,
+                    SWARM_PROTOCOL,
+                    PeersRequest(artifact=bytes(32)),
+                    PeersReply,
+                    deadline_s=10,
+                )
+            assert caught.value.code == code
+
+
+@in_trio
+async def test_news_of_an_unknown_artifact_is_waited_for(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        asker = await swarm.join()
+        replies: list[HaveReply] = []
+
+        async def wait(artifact_id: bytes, wait_s: float) -> None:
+            request = HaveRequest(artifact=artifact_id, known=b"", wait_s=wait_s)
+            hub = swarm.hub.peer.peer_id
+            replies.append(
+                await ask(asker.peer, hub, SWARM_PROTOCOL, request, HaveReply, deadline_s=40)
+            )
+
+        await wait(bytes(32), 0.0)
+        assert replies == [HaveReply(have=b"")]
+        artifact = _unpublished(swarm)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, artifact.id, 30.0)
+            await _until_watched(swarm.hub.exchange, artifact.id)
+            swarm.hub.store.add(artifact, tmp_path / "source-9")
+            swarm.hub.exchange.offer(artifact.id)
+        assert replies[1:] == [HaveReply(have=bitmap.to_bytes(bitmap.full(7), 7))]
+
+
+def _unpublished(swarm: Swarm) -> Artifact:
+    from swarm_support import make_artifact
+
+    return make_artifact(swarm.hub.peer.identity, swarm.root / "source-9", version=9)
+
+
+async def _until_watched(exchange: Exchange, artifact_id: bytes) -> None:
+    while artifact_id not in exchange._watchers:  # noqa: ASYNC110 - a watcher sets no event
+        await trio.sleep(0.01)
