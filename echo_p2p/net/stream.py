@@ -8,6 +8,7 @@ send that was cut short breaks the stream; a sender waits while the receiver is 
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +44,9 @@ class Stream:
         self._net_stream = net_stream
         self._muxed = net_stream.muxed_stream
         self._broken = False
-        self._held: list[bytes] = []
-        self._held_bytes = 0
+        self._chunks: deque[bytes] = deque()
+        self._held = 0  # bytes in them
+        self._size: int | None = None  # of the frame they begin with, once its header was read
 
     @property
     def over(self) -> bool:
@@ -89,45 +91,54 @@ class Stream:
             raise self._lost("an empty frame was sent")
         if size > max_bytes:
             raise self._lost(f"a frame of {size} bytes was sent; {max_bytes} are allowed")
-        await self._hold(HEADER.size + size)
-        return self._take(HEADER.size + size)[HEADER.size :]
+        await self._hold(size)
+        self._size = None
+        return self._take(size)
 
     async def next_size(self) -> int | None:
         """Wait for the next frame; its size, or None if the remote has sent its last.
 
         The frame is still to be received.
         """
-        try:
-            await self._hold(HEADER.size)
-        except NetError:
-            if self._muxed.ended and not self._muxed.broken and not self._held_bytes:
-                return None
-            raise
-        if len(self._held[0]) < HEADER.size:
-            self._held = [b"".join(self._held)]
-        return int(HEADER.unpack_from(self._held[0])[0])
+        if self._size is None:
+            try:
+                await self._hold(HEADER.size)
+            except NetError:
+                if self._muxed.ended and not self._muxed.broken and not self._held:
+                    return None
+                raise
+            self._size = HEADER.unpack(self._take(HEADER.size))[0]
+        return self._size
 
     async def skip(self, size: int) -> None:
         """Read the next frame, of this size, and drop it, in little memory."""
-        left = HEADER.size + size
+        left = size
         while left:
             await self._hold(1)
-            left -= len(self._take(min(left, self._held_bytes)))
+            left -= len(self._take(min(left, self._held)))
+        self._size = None
 
     async def _hold(self, size: int) -> None:
-        while self._held_bytes < size:
+        while self._held < size:
             try:
                 chunk = await self._muxed.receive()
             except LOST as error:
                 raise self._lost(str(error)) from error
-            self._held.append(chunk)
-            self._held_bytes += len(chunk)
+            self._chunks.append(chunk)
+            self._held += len(chunk)
 
     def _take(self, size: int) -> bytes:
-        held = b"".join(self._held) if len(self._held) > 1 else self._held[0]
-        self._held = [held[size:]] if len(held) > size else []
-        self._held_bytes -= size
-        return held[:size]
+        """The first `size` bytes held; copied once at most, if the sender cut them as we do."""
+        self._held -= size
+        parts = []
+        while size:
+            part = self._chunks.popleft()
+            if len(part) > size:
+                self._chunks.appendleft(part[size:])
+                part = part[:size]
+            parts.append(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _lost(self, how: str) -> NetError:
         self._broken = True
