@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import trio
 
+from echo_hub.audit.request import audit_with
 from echo_hub.beacon import keep_record
 from echo_hub.config import RunConfig
 from echo_hub.endpoints import Endpoints
@@ -112,7 +113,7 @@ async def open_hub(config: RunConfig, folder: RunFolder) -> AsyncIterator[Hub]:
             scorers=scorers,
             tokenizer=tokenizer,
             recovered=recovered,
-            audit=learner.audit_group(folder.adapter),
+            audit=audit_with(learner, folder),
         )
         endpoints = Endpoints(
             run_id=config.run.id,

@@ -1,0 +1,40 @@
+"""Asks the learner process to derive a group again under the version it claims."""
+
+from __future__ import annotations
+
+import logging
+
+from echo_hub.assess import Audit as AuditCall
+from echo_hub.assess import Group
+from echo_hub.learner.client import Learner
+from echo_hub.learner.messages import Audit, Audited
+from echo_hub.paths import RunFolder
+from echo_p2p.errors import LearnerError
+
+AUDIT_DEADLINE_S = 900.0
+
+log = logging.getLogger(__name__)
+
+
+def audit_with(learner: Learner, folder: RunFolder) -> AuditCall:
+    """The audit that the front calls. None if the version's adapter is no longer on disk."""
+
+    async def audit(group: Group) -> Audited | None:
+        adapter = folder.adapter(group.version)
+        if not adapter.is_dir():
+            return None
+        command = Audit(
+            version=group.version,
+            adapter=str(adapter),
+            prompt=group.prompt,
+            seed=group.seed,
+            temperature=group.temperature,
+            rollouts=group.rollouts,
+        )
+        try:
+            return await learner.audit(command, deadline_s=AUDIT_DEADLINE_S)
+        except LearnerError as error:
+            log.warning("a group of version %d could not be audited: %s", group.version, error)
+            return None
+
+    return audit
