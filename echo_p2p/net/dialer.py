@@ -7,11 +7,13 @@ answers has failed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from weakref import WeakValueDictionary
 
 import trio
 from libp2p.peer.id import ID
+from multiaddr import Multiaddr
 
 from echo_p2p.errors import UnreachableError
 from echo_p2p.net import addresses
@@ -37,48 +39,63 @@ class Dialer:
         peer_id = names.pop()
         if peer_id == self._own:
             raise UnreachableError(f"{peer_id} is this program itself.")
-        failures: dict[str, str] = {}
+        dials = [partial(self._dial, address, peer_id) for address in targets]
+        failures: dict[int, str] = {}
         lock = self._locks.setdefault(peer_id, trio.Lock())
         with trio.move_on_after(deadline_s):
             async with lock:
                 if self._host.is_connected(peer_id):
                     return peer_id
-                await self._race(peer_id, targets, failures)
+                await _first(dials, failures)
         if self._host.is_connected(peer_id):
             return peer_id
-        tried = (f"{one} ({failures.get(one, 'no answer')})" for one in targets)
+        tried = (
+            f"{address} ({failures.get(number, 'no answer')})"
+            for number, address in enumerate(targets)
+        )
         raise UnreachableError(
             f"{peer_id} cannot be reached: {', '.join(tried)}.",
             fix="Is it running, and is its port open?",
         )
 
-    async def _race(self, peer_id: str, targets: Sequence[str], failures: dict[str, str]) -> None:
-        async def attempt(address: str, failed: trio.Event) -> None:
-            failure = await self._dial(address, peer_id)
-            if failure is None:
-                nursery.cancel_scope.cancel()
-            else:
-                failures[address] = failure
-                failed.set()
-
-        async with trio.open_nursery() as nursery:
-            for address in targets:
-                failed = trio.Event()
-                nursery.start_soon(attempt, address, failed)
-                with trio.move_on_after(STAGGER_S):
-                    await failed.wait()
-
     async def _dial(self, address: str, peer_id: str) -> str | None:
         """None when connected, else how it failed."""
-        failure = "the name has no address"
         try:
-            for endpoint in await addresses.endpoints(address):
-                try:
-                    await self._host.get_network().dial_addr(endpoint, ID.from_string(peer_id))
-                except LOST as error:
-                    failure = cause_of(error)
-                else:
-                    return None
+            endpoints = await addresses.endpoints(address)
         except UnreachableError as error:
             return error.message
-        return failure
+        dials = [partial(self._dial_endpoint, endpoint, peer_id) for endpoint in endpoints]
+        failures: dict[int, str] = {}
+        await _first(dials, failures)
+        return None if self._host.is_connected(peer_id) else failures.get(0, "it has no address")
+
+    async def _dial_endpoint(self, endpoint: Multiaddr, peer_id: str) -> str | None:
+        try:
+            await self._host.get_network().dial_addr(endpoint, ID.from_string(peer_id))
+        except LOST as error:
+            return cause_of(error)
+        return None
+
+
+async def _first(
+    attempts: Sequence[Callable[[], Awaitable[str | None]]], failures: dict[int, str]
+) -> None:
+    """Run attempts, each begun `STAGGER_S` after the one before or when that has failed.
+
+    Ends with the first that gives None; how the others failed goes to `failures` as it happens.
+    """
+
+    async def run(number: int, failed: trio.Event) -> None:
+        failure = await attempts[number]()
+        if failure is None:
+            nursery.cancel_scope.cancel()
+        else:
+            failures[number] = failure
+            failed.set()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(len(attempts)):
+            failed = trio.Event()
+            nursery.start_soon(run, number, failed)
+            with trio.move_on_after(STAGGER_S):
+                await failed.wait()

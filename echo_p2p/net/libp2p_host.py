@@ -17,6 +17,7 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
+from libp2p.identity.identify_push.identify_push import ID_PUSH as IDENTIFY_PUSH
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import RawConnection
@@ -107,7 +108,11 @@ class Network(Swarm):  # type: ignore[misc]
 
 
 class Host(BasicHost):  # type: ignore[misc]
-    """A host that answers Identify but does not ask, and whose stream handlers cannot end it."""
+    """A host that answers Identify and Ping, asks nothing, and that no stream's handler can end."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network, disable_identify_address_discovery=True)
+        self.remove_stream_handler(IDENTIFY_PUSH)
 
     def connected_peers(self) -> frozenset[str]:
         return frozenset(
@@ -133,6 +138,9 @@ class Host(BasicHost):  # type: ignore[misc]
             await super()._swarm_stream_handler(stream)
         except (*LOST, ValueError) as error:
             _log.debug("an inbound stream failed: %r", error)
+            await stream.reset()
+        except Exception:  # noqa: BLE001 - a bug in one protocol costs one stream
+            _log.exception("an inbound stream failed")
             await stream.reset()
 
 
@@ -174,4 +182,4 @@ def build_host(identity: Identity, max_connections: int) -> Host:
             outbound_upgrade_timeout=HANDSHAKE_S,
         ),
     )
-    return Host(network, disable_identify_address_discovery=True)
+    return Host(network)

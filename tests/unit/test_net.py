@@ -218,6 +218,29 @@ async def test_libp2p_s_own_muxer_understands_ours():
         assert reply == body
 
 
+@in_trio
+async def test_a_peer_without_an_ed25519_key_is_not_served():
+    from libp2p import new_host
+    from libp2p.crypto.rsa import create_new_key_pair
+    from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+    from libp2p.custom_types import TProtocol
+    from libp2p.exceptions import BaseLibp2pError
+    from libp2p.peer.peerinfo import info_from_p2p_addr
+    from libp2p.security.noise.transport import PROTOCOL_ID, Transport
+    from multiaddr import Multiaddr
+
+    keys = create_new_key_pair()
+    noise = Transport(keys, noise_privkey=create_noise_key_pair().private_key)
+    stranger = new_host(keys, sec_opt={PROTOCOL_ID: noise})
+    async with two_peers() as (client, server), stranger.run(listen_addrs=[]):
+        await stranger.connect(info_from_p2p_addr(Multiaddr(server.addresses[0])))
+        with pytest.raises(BaseLibp2pError):
+            stream = await stranger.new_stream(server._host.get_id(), [TProtocol(ECHO)])
+            await stream.write(b"\0\0\0\1x")
+            await stream.read(5)
+        assert await _ask(client, server) == b"hello"
+
+
 # --- requests ----------------------------------------------------------------------------------
 
 

@@ -42,7 +42,7 @@ trio.run(main)
 async def other_process() -> AsyncIterator[tuple[Peer, str, subprocess.Popen[bytes]]]:
     """A client here, connected to a server in a process of its own."""
     child = subprocess.Popen(  # noqa: ASYNC220 - started, not waited for
-        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE
+        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
         async with open_peer(Identity.create(), []) as client:
@@ -50,7 +50,8 @@ async def other_process() -> AsyncIterator[tuple[Peer, str, subprocess.Popen[byt
             yield client, await client.connect([address], deadline_s=10), child
     finally:
         child.kill()
-        child.communicate()
+        _, errors = child.communicate()
+    assert errors == b""  # libp2p keeps quiet
 
 
 async def ask(client: Peer, peer_id: str, body: bytes, deadline_s: float) -> bytes:

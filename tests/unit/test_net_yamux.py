@@ -12,6 +12,7 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
@@ -270,6 +271,33 @@ async def test_a_silent_peer_is_noticed(monkeypatch):
         passing.set()
         await until(lambda: not client.connected() and not server.connected())
         nursery.cancel_scope.cancel()
+
+
+class Relayed(ReadWriteCloser):
+    """A connection that is no plain TCP socket, as a relayed one is not."""
+
+    def __init__(self, stream: TrioTCPStream) -> None:
+        self.read, self.write, self.close = stream.read, stream.write, stream.close  # type: ignore[method-assign]
+
+    async def read(self, n: int | None = None) -> bytes: ...
+    async def write(self, data: bytes) -> None: ...
+    async def close(self) -> None: ...
+    def get_remote_address(self) -> None: ...
+
+
+@in_trio
+async def test_connections_that_are_no_sockets_go_through_libp2p_s_session():
+    async with two_peers() as (client, server):
+        await client.disconnect(server.peer_id)
+        network = client._host.get_network()
+        stream = await trio.open_tcp_stream("127.0.0.1", int(server.addresses[0].split("/")[4]))
+        raw = RawConnection(Relayed(TrioTCPStream(stream)), True)
+        await network.upgrade_outbound_raw_conn(raw, ID.from_string(server.peer_id))
+        body = bytes(range(256)) * 4096
+        reply = await client.request(server.peer_id, ECHO, body, max_reply=1 << 20, deadline_s=9)
+        assert reply == body
+        await server.disconnect(client.peer_id)
+        await until(lambda: not client.connected())
 
 
 @in_trio
