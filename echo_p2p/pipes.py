@@ -1,7 +1,7 @@
 """Child processes spoken to over their standard input and output.
 
-The engine, the learner, the scorers and the directory are each a `python -m module` that runs
-`serve` on its pipes. A frame is a 4-byte big-endian length and a MessagePack message of the types
+The engine, the learner, the scorers and the directory are each a `python -m module` that serves a
+`ParentPipe`. A frame is a 4-byte big-endian length and a MessagePack message of the types
 both sides agreed on. Promises: a child that dies, hangs past a deadline or breaks the framing
 raises `ProcessError` in the parent with the tail of its stderr; a child whose parent is gone reads
 end-of-file and ends, so none is left behind; whatever a library prints to stdout in the child goes
@@ -22,13 +22,14 @@ from typing import BinaryIO, TypeVar
 import msgspec
 import trio
 
-from echo_p2p.errors import ProcessError
+from echo_p2p.errors import ProcessError, WireError
 from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import decode, encode
 
 MAX_FRAME_BYTES = 1 << 30
 _HEADER = struct.Struct(">I")
 _STDERR_LINES = 40
+_MAX_LINE_BYTES = 4096
 _STOP_GRACE_S = 5.0
 
 T = TypeVar("T")
@@ -41,7 +42,9 @@ class Child:
         self.name = name
         self._process = process
         self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._stderr_ended = trio.Event()
         self._buffer = bytearray()
+        self._owed = ""
 
     @property
     def pid(self) -> int:
@@ -62,23 +65,41 @@ class Child:
             raise await self._died() from error
 
     async def receive(self, kind: type[T]) -> T:
-        """Read one message."""
-        size = _HEADER.unpack(await self._read(_HEADER.size))[0]
+        """Read one message. Cancelled, it loses nothing: the next `receive` reads it."""
+        await self._fill(_HEADER.size)
+        size: int = _HEADER.unpack_from(self._buffer)[0]
         if size > MAX_FRAME_BYTES:
             raise ProcessError(f"{self.name} sent a frame of {size} bytes.")
-        return decode(await self._read(size), kind)
+        end = _HEADER.size + size
+        await self._fill(end)
+        body = bytes(self._buffer[_HEADER.size : end])
+        del self._buffer[:end]
+        try:
+            return decode(body, kind)
+        except WireError as error:
+            raise ProcessError(f"{self.name} sent {error.message}") from error
 
     async def call(self, message: msgspec.Struct, kind: type[T], *, deadline_s: float) -> T:
-        """Send, then receive the answer, within a deadline."""
+        """Send, then receive the answer, within a deadline.
+
+        A call that ends without its answer, by deadline or cancellation, is the last: the next
+        would take that answer for its own.
+        """
+        if self._owed:
+            raise ProcessError(f"{self.name} still owes the answer to {self._owed}; replace it.")
+        self._owed = type(message).__name__
         with trio.move_on_after(deadline_s):
             await self.send(message)
-            return await self.receive(kind)
+            answer = await self.receive(kind)
+            self._owed = ""
+            return answer
         raise ProcessError(
             f"{self.name} (process {self.pid}) did not answer {type(message).__name__} "
             f"in {deadline_s:.0f} s."
         )
 
-    async def _read(self, size: int) -> bytes:
+    async def _fill(self, size: int) -> None:
+        """Read until the buffer holds at least `size` bytes."""
         stdout = self._process.stdout
         assert stdout is not None
         while len(self._buffer) < size:
@@ -89,16 +110,15 @@ class Child:
             if not data:
                 raise await self._died()
             self._buffer += data
-        out = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return out
 
     async def _died(self) -> ProcessError:
         with trio.move_on_after(_STOP_GRACE_S):
             await self._process.wait()
+            await self._stderr_ended.wait()
         code = self._process.returncode
+        what = "closed its pipe, and goes on" if code is None else f"ended with code {code}"
         tail = "\n".join(self._stderr)
-        return ProcessError(f"{self.name} ended with code {code}." + (f"\n{tail}" if tail else ""))
+        return ProcessError(f"{self.name} {what}." + (f"\n{tail}" if tail else ""))
 
     async def _drain_stderr(self, sink: Callable[[str], None] | None) -> None:
         stderr = self._process.stderr
@@ -107,11 +127,17 @@ class Child:
         async for data in stderr:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                text = line.decode(errors="replace")
-                self._stderr.append(text)
-                if sink is not None:
-                    sink(text)
-            rest = rest[-4096:]
+                self._take_line(line, sink)
+            rest = rest[-_MAX_LINE_BYTES:]
+        if rest:
+            self._take_line(rest, sink)
+        self._stderr_ended.set()
+
+    def _take_line(self, line: bytes, sink: Callable[[str], None] | None) -> None:
+        text = line[-_MAX_LINE_BYTES:].decode(errors="replace")
+        self._stderr.append(text)
+        if sink is not None:
+            sink(text)
 
     async def _stop(self) -> None:
         stdin = self._process.stdin
