@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import base58
@@ -57,7 +58,7 @@ def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
 class Identity:
     """A private key, its public key and its peer id."""
 
-    _private: Ed25519PrivateKey
+    _private: Ed25519PrivateKey = field(compare=False)
     public_key: bytes
     peer_id: str
 
@@ -114,21 +115,19 @@ class Identity:
 
     def save(self, path: Path) -> None:
         """Write the key to a new file of mode 0600, whole or not at all; never overwrites."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(self.export())
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(temporary, path)
-        except FileExistsError as error:
-            raise IdentityError(
-                f"{path} exists already.", fix="Move it away first; keys are never overwritten."
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(self.export())
+                    file.flush()
+                    os.fsync(file.fileno())
+                _link(Path(name), path)
+            finally:
+                Path(name).unlink()
+        except OSError as error:
+            raise IdentityError(f"cannot write the key {path}: {error.strerror}.") from error
 
     @classmethod
     def load(cls, path: Path) -> Identity:
@@ -147,7 +146,20 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The identity at `path`, made on first use."""
+        """The identity at `path`, made on first use; of several first users, one makes it."""
         if not path.exists():
-            cls.create().save(path)
+            try:
+                cls.create().save(path)
+            except IdentityError:
+                if not path.exists():
+                    raise
         return cls.load(path)
+
+
+def _link(new: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(new)
+    except FileExistsError as error:
+        raise IdentityError(
+            f"{path} exists already.", fix="Move it away first; keys are never overwritten."
+        ) from error
