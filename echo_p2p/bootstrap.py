@@ -16,6 +16,7 @@ import ipaddress
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -101,16 +102,28 @@ class RunEntry(Strict):
 
     @model_validator(mode="after")
     def _addresses_fit_the_key(self) -> RunEntry:
-        ids = [peer_id_in(address) for address in self.addresses]
-        if self.hub_key not in ids:
+        if self.hub_key not in [peer_id_in(address) for address in self.addresses]:
             raise ValueError(f"no address ends in the hub's peer id, /p2p/{self.hub_key}")
-        for address, peer_id in zip(self.addresses, ids, strict=True):
-            if {peer_id, self.hub_key} & _DEMO_PEER_IDS and not is_loopback(address):
+        for address in self.addresses:
+            if self._is_published(address) and not is_loopback(address):
                 raise ValueError(
                     f"{address!r} is not a loopback address, and the demo network's private keys "
                     "are published: anybody could be this hub. Make a key with: echo-hub init"
                 )
         return self
+
+    def _is_published(self, address: str) -> bool:
+        return bool({peer_id_in(address), self.hub_key} & _DEMO_PEER_IDS)
+
+    def believable(self, addresses: Sequence[str]) -> tuple[str, ...]:
+        """Those of the addresses from elsewhere that this entry could hold as the hub's."""
+        found = []
+        for address in addresses:
+            with suppress(ValueError):
+                published = self._is_published(address) and not is_loopback(address)
+                if peer_id_in(address) == self.hub_key and not published:
+                    found.append(address)
+        return tuple(found)
 
     @property
     def hub_public_key(self) -> bytes:

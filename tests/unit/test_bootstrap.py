@@ -112,6 +112,15 @@ def test_loopback(host: str, local: bool) -> None:
     assert is_loopback(f"{host}/tcp/1/p2p/{HUB}") is local
 
 
+def test_addresses_from_elsewhere_are_believed_only_if_they_could_stand_here() -> None:
+    entry = parse_toml(text(), Bootstrap, source="f").choose("first")
+    moved = f"/ip4/198.51.100.9/tcp/42420/p2p/{HUB}"
+    assert entry.believable([moved, ADDRESSES[2], "nonsense", "/ip4/1.2.3.4/tcp/1"]) == (moved,)
+    demo = load_toml(default_path(), Bootstrap).choose(None)
+    away = demo.hub_addresses[0].replace("127.0.0.1", "198.51.100.9")
+    assert demo.believable([away, *demo.hub_addresses]) == demo.hub_addresses
+
+
 def test_choosing_a_run() -> None:
     both = text() + text(run_id="second").partition("[[run]]")[2].join(("[[run]]", ""))
     network = parse_toml(both, Bootstrap, source="f")

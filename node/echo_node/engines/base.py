@@ -57,3 +57,15 @@ class Engine(Protocol):
     def generate(self, jobs: Sequence[Job]) -> list[Completion]:
         """Sample every job under the active version; results in the order of the jobs."""
         ...
+
+
+class AsyncEngine(Protocol):
+    """An engine as the worker uses it: in another process, one call at a time.
+
+    A `ProcessError` means that the process died or hung; the next call finds another one, with the
+    same base and version.
+    """
+
+    async def activate(self, version: int, adapter: Path) -> None: ...
+
+    async def generate(self, jobs: Sequence[Job]) -> list[Completion]: ...

@@ -148,7 +148,7 @@ class RemoteEngine:
         async with child_process(
             "echo_node.engines.process",
             name="the engine",
-            env={"TOKENIZERS_PARALLELISM": "false"},
+            env={"TRANSFORMERS_VERBOSITY": "error"},
             stderr_line=lambda line: print(line, file=file),
         ) as child:
             self._child = child

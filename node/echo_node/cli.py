@@ -1,0 +1,176 @@
+"""`echo-node`: the volunteer's command. Each subcommand imports what it needs itself."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from echo_p2p import __version__
+from echo_p2p.errors import EchoError
+
+if TYPE_CHECKING:
+    from echo_node.node import JoinOptions
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Give your computer's idle time to the training of a language model.",
+)
+
+LISTEN = "/ip4/0.0.0.0/tcp/0"
+THREADS_VARIABLE = "ECHO_NODE_THREADS"
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        envvar="ECHO_NODE_HOME",
+        help="Where the key and what is downloaded are kept.",
+        show_default="the platform's user data folder",
+    ),
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"echo-node {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def join(
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|URL",
+            help="The bootstrap_peers.toml of the network to join.",
+            show_default="the packaged one: the demo network on this machine",
+        ),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", help="The run to join.", show_default="the only one in the file"
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MULTIADDR",
+            help="Where other nodes can reach this one; may be repeated.",
+            show_default=f"{LISTEN}, any free port on all interfaces",
+        ),
+    ] = None,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=0, envvar=THREADS_VARIABLE, help="CPU threads to use.", show_default="all cores"
+        ),
+    ] = 0,
+    max_sequences: Annotated[
+        int, typer.Option(min=1, help="Most answers generated at a time; fewer need less memory.")
+    ] = 64,
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="Print events as JSON, one object a line.")
+    ] = False,
+    log_level: Annotated[
+        str, typer.Option(help="debug, info, warning or error; goes to stderr.")
+    ] = "warning",
+) -> None:
+    """Join a run and work for it until Ctrl-C.
+
+    The first Ctrl-C hands in what is running, the second quits at once.
+    """
+    _set_up_logging(log_level)
+    with _errors_as_exit_codes():
+        from echo_node.node import JoinOptions
+        from echo_node.paths import node_folder
+
+        options = JoinOptions(
+            folder=node_folder(data_dir),
+            bootstrap=bootstrap,
+            run=run,
+            listen=tuple(listen or [LISTEN]),
+            threads=threads,
+            max_sequences=max_sequences,
+        )
+        raise typer.Exit(_run(options, json_lines))
+
+
+def _run(options: JoinOptions, json_lines: bool) -> int:
+    import trio
+
+    from echo_node.console import open_console
+    from echo_node.node import join
+
+    with open_console(json_lines=json_lines) as report:
+        return trio.run(join, options, report)
+
+
+@app.command()
+def identity(data_dir: DataDir = None) -> None:
+    """Show this node's peer id; its key is made on first use."""
+    with _errors_as_exit_codes():
+        from echo_node.paths import node_folder
+        from echo_p2p.identity import Identity
+
+        typer.echo(Identity.load_or_create(node_folder(data_dir).identity).peer_id)
+
+
+@contextmanager
+def _errors_as_exit_codes() -> Iterator[None]:
+    try:
+        yield
+    except EchoError as error:
+        _fail(error)
+    except BaseExceptionGroup as group:
+        # several tasks failed at the same moment: the first of ours tells what happened
+        ours, others = group.split(EchoError)
+        if ours is None or others is not None:
+            raise
+        first: BaseException = ours
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        assert isinstance(first, EchoError)
+        _fail(first)
+
+
+def _fail(error: EchoError) -> None:
+    typer.echo(f"echo-node: {error}", err=True)
+    raise typer.Exit(error.exit_code) from None
+
+
+def _set_up_logging(level: str) -> None:
+    if level not in ("debug", "info", "warning", "error"):
+        raise typer.BadParameter("choose debug, info, warning or error", param_hint="--log-level")
+    logging.basicConfig(
+        stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="WARNING"
+    )
+    for name in ("echo_node", "echo_p2p"):
+        logging.getLogger(name).setLevel(level.upper())
+    logging.getLogger("libp2p").setLevel("CRITICAL")  # what of it matters, we report ourselves
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

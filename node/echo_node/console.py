@@ -1,0 +1,164 @@
+"""Showing a node's events: a live line on a terminal, plain lines elsewhere, or JSON.
+
+Promise: whatever happens to the output, the node goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from echo_node.events import (
+    Engine,
+    Event,
+    Fetched,
+    Joined,
+    Note,
+    Progress,
+    Step,
+    Summary,
+    Tally,
+    Trouble,
+    Version,
+)
+
+Report = Callable[[Event], None]
+
+_FETCH_EVERY_S = 0.5
+_PLAIN_PROGRESS_EVERY_S = 30.0
+
+
+@contextmanager
+def open_console(*, json_lines: bool) -> Iterator[Report]:
+    """Where events go for the length of the block."""
+    console = Console(stderr=not json_lines)
+    if json_lines:
+        yield _sparing(_JsonLines(sys.stdout))
+    elif console.is_terminal:
+        with console.status("starting") as status:
+            yield _sparing(_Live(console, status))
+    else:
+        yield _sparing(_PlainLines(console))
+
+
+def _sparing(report: Report) -> Report:
+    """Pass on `Fetched` only now and then, and at the end of a download."""
+    last = -_FETCH_EVERY_S
+
+    def spare(event: Event) -> None:
+        nonlocal last
+        if isinstance(event, Fetched) and event.done_bytes < event.total_bytes:
+            if time.monotonic() < last + _FETCH_EVERY_S:
+                return
+            last = time.monotonic()
+        report(event)
+
+    return spare
+
+
+class _JsonLines:
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._reader_gone = False
+
+    def __call__(self, event: Event) -> None:
+        if self._reader_gone:
+            return
+        try:
+            print(msgspec.json.encode(event).decode(), file=self._out, flush=True)
+        except BrokenPipeError:
+            self._reader_gone = True
+
+
+class _PlainLines:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next_progress = 0.0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            if time.monotonic() < self._next_progress:
+                return
+            self._next_progress = time.monotonic() + _PLAIN_PROGRESS_EVERY_S
+        if not isinstance(event, Fetched | Version):
+            stamp = time.strftime("%H:%M:%S")
+            self._console.print(f"{stamp} {describe(event)}", markup=False, highlight=False)
+
+
+class _Live:
+    """What is lasting scrolls by; what changes is in one line at the bottom."""
+
+    def __init__(self, console: Console, status: Status) -> None:
+        self._console = console
+        self._status = status
+
+    def __call__(self, event: Event) -> None:
+        text = escape(describe(event))
+        match event:
+            case Step() | Fetched() | Progress():
+                self._status.update(text)
+            case Version():
+                pass
+            case Trouble():
+                self._console.print(f"[yellow]{text}[/]", highlight=False)
+            case Summary():
+                self._status.stop()
+                self._console.print(f"[bold]{text}[/]", highlight=False)
+            case _:
+                self._console.print(text, highlight=False)
+
+
+def describe(event: Event) -> str:
+    """An event as a sentence."""
+    match event:
+        case Step():
+            return f"{event.step} ..."
+        case Joined():
+            return f"Joined run {event.run} ({event.task}) as {event.node}."
+        case Engine():
+            return f"Engine: {event.name} on {event.device}, {event.dtype}."
+        case Fetched():
+            share = event.done_bytes / max(1, event.total_bytes)
+            return f"fetching the {event.what}: {share:.0%} of {_size(event.total_bytes)}"
+        case Version():
+            return f"version {event.version} is active"
+        case Progress():
+            version = "none" if event.version is None else str(event.version)
+            return (
+                f"version {version} | {event.rollouts_per_s:.1f} rollouts/s, "
+                f"{event.tokens_per_s:.0f} tokens/s | {_counts(event)}"
+            )
+        case Trouble():
+            again = "" if event.retry_s is None else f" Trying again in {event.retry_s:.0f} s."
+            return event.message + again
+        case Note():
+            return event.message
+        case Summary():
+            thanks = "The run is complete. Thank you! " if event.reason == "complete" else ""
+            return f"{thanks}{event.wall_s:.0f} s: {_counts(event)}"
+    raise AssertionError(event)
+
+
+def _counts(tally: Tally) -> str:
+    refused = ", ".join(f"{code} {count}" for code, count in sorted(tally.rejected.items()))
+    unsent = f", {tally.unsent} to hand in" if tally.unsent else ""
+    return (
+        f"{tally.accepted} groups accepted, rejected: {refused or 'none'}{unsent} | "
+        f"received {_size(tally.bytes_from_hub)} from the hub, "
+        f"{_size(tally.bytes_from_peers)} from nodes; sent {_size(tally.bytes_sent)}"
+    )
+
+
+def _size(count: int) -> str:
+    power = min(4, max(0, (len(str(count)) - 1) // 3))
+    value = count / 1000**power
+    digits = 0 if power == 0 or value >= 100 else 1
+    return f"{value:.{digits}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

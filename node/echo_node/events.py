@@ -1,0 +1,93 @@
+"""What a node tells the person, or the program, that started it.
+
+With `--json` each event is one JSON object on a line; `event` names its type. Counts are totals
+since the node started.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
+    """Base of all events."""
+
+
+class Step(Event, frozen=True):
+    """What is being waited for now."""
+
+    step: str
+
+
+class Joined(Event, frozen=True):
+    """A session with the hub began, for the first time or again."""
+
+    run: str
+    task: str
+    node: str
+    hub: str
+
+
+class Engine(Event, frozen=True):
+    """The engine has loaded the base model."""
+
+    name: str
+    device: str
+    dtype: str
+    max_sequences: int
+
+
+class Fetched(Event, frozen=True):
+    """How far a download has come."""
+
+    what: str
+    done_bytes: int
+    total_bytes: int
+
+
+class Version(Event, frozen=True):
+    """A policy version became active."""
+
+    version: int
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups, rollouts, tokens and bytes so far. `rejected`: groups by reason code."""
+
+    groups: int
+    accepted: int
+    rejected: dict[str, int]
+    unsent: int
+    rollouts: int
+    tokens: int
+    bytes_from_hub: int
+    bytes_from_peers: int
+    bytes_sent: int
+
+
+class Progress(Event, Tally, frozen=True):
+    """Sent every few seconds while there is a session."""
+
+    version: int | None
+    rollouts_per_s: float
+    tokens_per_s: float
+
+
+class Trouble(Event, frozen=True):
+    """Something failed that the node goes on from; with `retry_s`, when it tries again."""
+
+    message: str
+    retry_s: float | None = None
+
+
+class Note(Event, frozen=True):
+    """Anything else worth a line."""
+
+    message: str
+
+
+class Summary(Event, Tally, frozen=True):
+    """The last event."""
+
+    reason: str
+    wall_s: float

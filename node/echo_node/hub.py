@@ -1,0 +1,147 @@
+"""The hub as a node sees it: its requests, with everything it signed verified on the way in.
+
+Promises: what is returned was signed by the hub key of the bootstrap file and is about this run;
+every request has a deadline; a hub that breaks the protocol is a `NetError` or a `WireError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from echo_p2p import PROTOCOL, __version__
+from echo_p2p.artifact.manifest import Artifact
+from echo_p2p.envelope import open_envelope
+from echo_p2p.errors import ManifestError, NetError, PeerRefusedError, WireError
+from echo_p2p.identity import public_key_of
+from echo_p2p.net.host import Peer
+from echo_p2p.net.rpc import ask
+from echo_p2p.wire import (
+    CONTROL_PROTOCOL,
+    MAX_CONTROL_BYTES,
+    WATCH_PROTOCOL,
+    Announcement,
+    Done,
+    Heartbeat,
+    Hello,
+    Latest,
+    Lease,
+    LeaseGrant,
+    LeaseRequest,
+    LeaseReturn,
+    Message,
+    Receipt,
+    RunDescription,
+    Submit,
+    SubmitReply,
+    Watch,
+    WatchEvent,
+    decode,
+    encode,
+)
+
+M = TypeVar("M", bound=Message)
+
+ANSWER_S = 30.0
+SILENCE_S = 15.0
+"""A hub sends a heartbeat every 5 s; after three missed ones it is gone."""
+LEASE_WAIT_S = 5.0
+"""How long a hub may hold a lease request. Short: stopping waits for the answer, see `Worker`."""
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a hub says of its run, verified."""
+
+    run: RunDescription
+    base: Artifact
+    adapter: Artifact | None
+    hub_time: float
+
+
+class Hub:
+    """A connected hub."""
+
+    def __init__(self, peer: Peer, peer_id: str, run_id: str) -> None:
+        self.peer_id = peer_id
+        self._peer = peer
+        self._key = public_key_of(peer_id)
+        self._run_id = run_id
+
+    async def hello(self, engine: str) -> Greeting:
+        """Begin a session."""
+        latest = await self._ask(
+            Hello(
+                protocol=PROTOCOL,
+                run_id=self._run_id,
+                software=f"echo-node {__version__}",
+                engine=engine[:80],
+                addresses=self._peer.addresses[:16],
+            ),
+            Latest,
+        )
+        run = open_envelope(latest.run, RunDescription, key=self._key).message
+        if run.run_id != self._run_id:
+            raise WireError(f"the hub described run {run.run_id!r}, not {self._run_id!r}.")
+        base = self.artifact(latest.base, "base")
+        if base.id != run.base:
+            raise ManifestError("the hub's base model is not the one in its run description.")
+        adapter = None if latest.adapter is None else self.artifact(latest.adapter, "adapter")
+        return Greeting(run, base, adapter, latest.hub_time)
+
+    def artifact(self, envelope: bytes, kind: str) -> Artifact:
+        """The artifact of this run whose manifest the hub signed; ManifestError for any other."""
+        artifact = Artifact.open(envelope, self._key)
+        if artifact.manifest.run_id != self._run_id or artifact.manifest.kind != kind:
+            raise ManifestError(f"{artifact} is no {kind} of run {self._run_id}.")
+        return artifact
+
+    async def lease(self, *, version: int, groups: int) -> tuple[list[Lease], bool]:
+        """Ask for leases; with them, whether the run is complete."""
+        request = LeaseRequest(
+            run_id=self._run_id, version=version, groups=min(groups, 1024), wait_s=LEASE_WAIT_S
+        )
+        grant = await self._ask(request, LeaseGrant, deadline_s=ANSWER_S + LEASE_WAIT_S)
+        leases = [open_envelope(data, Lease, key=self._key).message for data in grant.leases]
+        return leases, grant.state == "complete"
+
+    async def give_back(self, lease_ids: Sequence[bytes]) -> None:
+        """Return leases that will not be answered."""
+        await self._ask(LeaseReturn(run_id=self._run_id, lease_ids=tuple(lease_ids)), Done)
+
+    async def submit(self, envelope: bytes, lease_id: bytes) -> Receipt:
+        """Hand in a submission."""
+        reply = await self._ask(Submit(envelope=envelope), SubmitReply)
+        receipt = open_envelope(reply.receipt, Receipt, key=self._key).message
+        if receipt.run_id != self._run_id or receipt.lease_id != lease_id:
+            raise WireError("the hub's receipt is for another submission.")
+        return receipt
+
+    async def watch(
+        self, on_adapter: Callable[[Artifact], None], on_time: Callable[[float], None]
+    ) -> None:
+        """Report new versions and the hub's clock until the hub falls silent: a NetError."""
+        async with self._peer.stream(self.peer_id, WATCH_PROTOCOL, deadline_s=ANSWER_S) as stream:
+            await stream.send(encode(Watch(run_id=self._run_id)))
+            while True:
+                frame = await stream.receive(MAX_CONTROL_BYTES, deadline_s=SILENCE_S)
+                try:
+                    event: WatchEvent = decode(frame, WatchEvent)  # type: ignore[arg-type]
+                except WireError as error:
+                    raise NetError(f"the hub's watch stream broke off: {error.message}") from error
+                match event:
+                    case Announcement():
+                        on_adapter(self.artifact(event.adapter, "adapter"))
+                    case Heartbeat():
+                        on_time(event.hub_time)
+                    case _:
+                        raise PeerRefusedError(
+                            f"the hub refused to be watched ({event.code}): {event.sentence}",
+                            code=event.code,
+                        )
+
+    async def _ask(self, message: Message, reply: type[M], *, deadline_s: float = ANSWER_S) -> M:
+        return await ask(
+            self._peer, self.peer_id, CONTROL_PROTOCOL, message, reply, deadline_s=deadline_s
+        )

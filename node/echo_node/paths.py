@@ -1,0 +1,39 @@
+"""Where a node keeps things: `ECHO_NODE_HOME`, or the platform's user data folder."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+HOME_VARIABLE = "ECHO_NODE_HOME"
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    """A node's data folder."""
+
+    root: Path
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "identity.pem"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    @property
+    def engine_log(self) -> Path:
+        return self.root / "logs" / "engine.log"
+
+
+def node_folder(chosen: Path | None = None) -> NodeFolder:
+    """The folder that was chosen, else the variable's, else the platform's."""
+    if chosen is None and os.environ.get(HOME_VARIABLE):
+        chosen = Path(os.environ[HOME_VARIABLE])
+    if chosen is None:
+        import platformdirs
+
+        chosen = Path(platformdirs.user_data_dir("echo-p2p", appauthor=False))
+    return NodeFolder(chosen.expanduser().absolute())

@@ -1,0 +1,280 @@
+"""Sessions with the hub: find it, verify what it says, get ready, work, and come back.
+
+Promises: every wait has a deadline and a name (a `Step` event); what the hub says counts only if
+it was signed by the key in the bootstrap file; whatever the network does, the node tries again,
+with growing pauses.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import trio
+
+from echo_node.directory import DIRECTORY_S, ask_directory
+from echo_node.engines.base import EngineInfo
+from echo_node.engines.remote import RemoteEngine
+from echo_node.events import Engine, Event, Fetched, Joined, Step, Trouble
+from echo_node.hub import ANSWER_S, Greeting, Hub
+from echo_node.notice import Notice
+from echo_node.outbox import Outbox
+from echo_node.policies import Policies, fetch_deadline_s, obtain, size_of
+from echo_node.worker import Worker
+from echo_p2p.artifact.manifest import Artifact
+from echo_p2p.artifact.store import Store
+from echo_p2p.bootstrap import RunEntry
+from echo_p2p.errors import (
+    DeadlineError,
+    EngineError,
+    ManifestError,
+    NetError,
+    ProcessError,
+    UnreachableError,
+)
+from echo_p2p.net.host import Peer
+from echo_p2p.nursery import open_nursery
+from echo_p2p.swarm.exchange import Exchange
+from echo_p2p.swarm.fetch import Progress as FetchProgress
+from echo_p2p.wire import RunDescription
+
+CONNECT_S = 20.0
+LOAD_S = 3600.0
+FAREWELL_S = 30.0
+"""How long a stopped node tries to reach a lost hub to hand in what it owes."""
+DIRECTORY_FIRST, DIRECTORY_EVERY = 1, 4
+"""Failed attempts after which the directory is asked, and then how often: its process is large."""
+
+
+def reconnect_delay_s(failures: int, chance: float) -> float:
+    """Pause after `failures` (1, 2, ...) in a row; `chance` in [0, 1) spreads nodes out."""
+    return min(60.0, 2.0 ** min(failures - 1, 10)) * (0.5 + 0.5 * chance)
+
+
+def asks_directory(failures: int) -> bool:
+    """Whether to ask the directory where the hub is, after so many attempts in a row."""
+    return failures >= DIRECTORY_FIRST and (failures - DIRECTORY_FIRST) % DIRECTORY_EVERY == 0
+
+
+@contextmanager
+def step(report: Callable[[Event], None], name: str, deadline_s: float) -> Iterator[None]:
+    """Name a wait and bound it: DeadlineError when it takes too long."""
+    report(Step(step=name))
+    with trio.move_on_after(deadline_s) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise DeadlineError(f"{name} took longer than {deadline_s:g} s.")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a node is made of, for as long as it runs."""
+
+    entry: RunEntry
+    node: bytes
+    peer: Peer
+    store: Store
+    exchange: Exchange
+    engine: RemoteEngine
+    policies: Policies
+    outbox: Outbox
+    notice: Notice
+    report: Callable[[Event], None]
+
+
+class Sessions:
+    """One session with the hub after the other. `worker` is there once the engine is ready."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.worker: Worker | None = None
+        self._parts = parts
+        self._report = parts.report
+        self._addresses = parts.entry.hub_addresses
+        self._run: RunDescription | None = None
+        self._clock_offset = 0.0
+        self._stopped_at: float | None = None
+        self._gave_up = False
+        self._pins = ExitStack()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopped_at is not None
+
+    @property
+    def over(self) -> bool:
+        """There is nothing more to do."""
+        if self.worker is None:
+            return self.stopping
+        return self.worker.drained or self._gave_up
+
+    def stop(self) -> None:
+        """Take no more leases, hand in what is running, then be over."""
+        self._stopped_at = trio.current_time()
+        if self.worker is not None:
+            self.worker.stop()
+        self._parts.notice.tell()
+
+    async def run(self) -> None:
+        """Hold sessions until `over`."""
+        with self._pins:
+            async with open_nursery() as nursery:
+                nursery.start_soon(self._hold_all, nursery)
+                await self._parts.notice.until(lambda: self.over)
+                nursery.cancel_scope.cancel()
+
+    async def _hold_all(self, nursery: trio.Nursery) -> None:
+        failures = 0
+        while True:
+            error: NetError | None = None
+            try:
+                hub, base = await self._meet(failures)
+                await self._prepare(hub, base, nursery)
+                failures = 0
+                await self._hold(hub)
+            except* NetError as group:
+                error = _first(group)
+            assert error is not None  # a session ends by failing, or by our being cancelled
+            await self._parts.peer.disconnect(self._parts.entry.hub_key)
+            failures += 1
+            await self._pause(error, reconnect_delay_s(failures, random.random()))
+
+    async def _pause(self, error: NetError, delay: float) -> None:
+        self._report(Trouble(message=str(error), retry_s=round(delay, 1)))
+        end = trio.current_time() + delay
+        late = self._stopped_at is not None and end > self._stopped_at + FAREWELL_S
+        if late or (self.worker is not None and self.worker.complete):
+            self._gave_up = True
+            self._parts.notice.tell()
+        await trio.sleep_until(end)
+
+    async def _meet(self, failures: int) -> tuple[Hub, Artifact]:
+        """Connect to the hub, greet it, and learn what is newest."""
+        try:
+            peer_id = await self._connect()
+        except UnreachableError:
+            if not asks_directory(failures):
+                raise
+            with step(self._report, "asking the directory where the hub is", 2 * DIRECTORY_S):
+                found = await ask_directory(self._parts.entry)
+            if not found:
+                raise
+            self._addresses = tuple(dict.fromkeys((*found, *self._parts.entry.hub_addresses)))
+            peer_id = await self._connect()
+        hub = Hub(self._parts.peer, peer_id, self._parts.entry.id)
+        with step(self._report, "greeting the hub", ANSWER_S + 5):
+            greeting = await hub.hello(f"torch {importlib.metadata.version('torch')}")
+        self._learn(greeting)
+        return hub, greeting.base
+
+    async def _connect(self) -> str:
+        with step(self._report, "connecting to the hub", CONNECT_S + 5):
+            return await self._parts.peer.connect(self._addresses, deadline_s=CONNECT_S)
+
+    def _learn(self, greeting: Greeting) -> None:
+        run = msgspec.structs.replace(greeting.run, created_at=0.0)
+        if self._run is not None and run != self._run:
+            raise ManifestError(
+                f"the hub describes run {run.run_id} otherwise than before.",
+                fix="Join again to take part in the changed run.",
+            )
+        self._run = run
+        self._note_time(greeting.hub_time)
+        if greeting.adapter is not None:
+            self._parts.policies.offer(greeting.adapter)
+        self._report(
+            Joined(
+                run=run.run_id,
+                task=run.task,
+                node=self._parts.peer.peer_id,
+                hub=self._parts.entry.hub_key,
+            )
+        )
+
+    def _note_time(self, hub_time: float) -> None:
+        self._clock_offset = hub_time - time.time()
+
+    def _hub_now(self) -> float:
+        return time.time() + self._clock_offset
+
+    async def _prepare(self, hub: Hub, base: Artifact, nursery: trio.Nursery) -> None:
+        """Before the first work: base model, engine, worker."""
+        if self.worker is not None:
+            return
+        assert self._run is not None
+        with step(self._report, "fetching the base model", 2 * fetch_deadline_s(size_of(base))):
+            await obtain(
+                base,
+                hub.peer_id,
+                store=self._parts.store,
+                exchange=self._parts.exchange,
+                progress=self._show_fetch,
+            )
+        folder = self._pins.enter_context(self._parts.store.pin(base.id))
+        info = await self._load(folder, self._run)
+        self.worker = Worker(
+            self._run,
+            node=self._parts.node,
+            engine=self._parts.engine,
+            policies=self._parts.policies,
+            outbox=self._parts.outbox,
+            max_sequences=info.max_sequences,
+            hub_now=self._hub_now,
+            notice=self._parts.notice,
+            report=self._report,
+        )
+        nursery.start_soon(self.worker.work)
+
+    async def _load(self, folder: Path, run: RunDescription) -> EngineInfo:
+        with step(self._report, "loading the base model", LOAD_S):
+            while True:
+                try:
+                    info = await self._parts.engine.load(folder, run.dtype)
+                    break
+                except ProcessError as error:  # the engine gives itself up after a few
+                    self._report(Trouble(message=error.message.splitlines()[0]))
+        if info.vocab_size != run.vocab_size:
+            raise EngineError(
+                f"the base model has {info.vocab_size} tokens, the run {run.vocab_size}."
+            )
+        self._report(
+            Engine(
+                name=info.name,
+                device=info.device,
+                dtype=info.dtype,
+                max_sequences=info.max_sequences,
+            )
+        )
+        return info
+
+    async def _hold(self, hub: Hub) -> None:
+        """Work with a hub until it fails."""
+        assert self.worker is not None
+        self._report(Step(step="working"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hub.watch, self._parts.policies.offer, self._note_time)
+            nursery.start_soon(self._parts.policies.follow, hub.peer_id)
+            nursery.start_soon(self.worker.take_leases, hub)
+            nursery.start_soon(self._parts.outbox.deliver, hub)
+
+    def _show_fetch(self, progress: FetchProgress) -> None:
+        self._report(
+            Fetched(
+                what="base model",
+                done_bytes=progress.done_bytes,
+                total_bytes=progress.total_bytes,
+            )
+        )
+
+
+def _first(group: BaseExceptionGroup[NetError]) -> NetError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, NetError)
+    return error
