@@ -16,6 +16,8 @@ from echo_hub.models import addmix3_path
 from echo_hub.models.make_addmix3 import MAX_ANSWER_TOKENS, VOCABULARY, encode
 from echo_p2p.sampling import gumbel_torch, keys_to_torch, perturbed, row_keys
 
+torch.set_num_threads(1)
+
 EOS = VOCABULARY["<eos>"]
 TOKENS = list(VOCABULARY)
 
@@ -34,7 +36,9 @@ def make_config(**sections: dict[str, Any]) -> RunConfig:
 
 
 def load_policy(config: RunConfig) -> Policy:
-    return Policy.load(addmix3_path(), config.learner, dtype=config.base.dtype, seed=config.run.seed)
+    return Policy.load(
+        addmix3_path(), config.learner, dtype=config.base.dtype, seed=config.run.seed
+    )
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,9 @@ def sample_groups(
         noise = 0 if greedy else gumbel_torch(keys, logits.shape[-1])
         ids = perturbed(logits, noise, temperature).argmax(-1, keepdim=True)
         chosen = logits.log_softmax(-1).gather(-1, ids)
-        for row, (token, logprob) in enumerate(zip(ids[:, 0].tolist(), chosen[:, 0].tolist())):
+        for row, (token, logprob) in enumerate(
+            zip(ids[:, 0].tolist(), chosen[:, 0].tolist(), strict=True)
+        ):
             if EOS not in tokens[row]:
                 tokens[row].append(token)
                 logprobs[row].append(logprob)
@@ -83,6 +89,16 @@ def sample_groups(
         )
         for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
     ]
+
+
+def seeded_groups(
+    policy: Policy, rng: random.Random, count: int, *, group_size: int = 8, **how: Any
+) -> list[Sampled]:
+    """Sample `count` random prompts, each with a seed of its own."""
+    seeds = [rng.randrange(2**63) for _ in range(count)]
+    return sample_groups(
+        policy, random_prompts(rng, count), seeds=seeds, group_size=group_size, **how
+    )
 
 
 def random_prompts(rng: random.Random, count: int) -> list[str]:

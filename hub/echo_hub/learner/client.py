@@ -43,6 +43,11 @@ class Learner:
         self.version = 0
         self.trainable = 0
 
+    @property
+    def pid(self) -> int:
+        """Process id of the learner."""
+        return self._child.pid
+
     async def train(
         self, version: int, groups: Sequence[TrainGroup], *, out: Path, deadline_s: float
     ) -> Trained:

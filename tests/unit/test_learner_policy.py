@@ -1,0 +1,157 @@
+"""The policy: log-probabilities, adapters on disk, and wearing another adapter."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from learner_support import load_policy, make_config, seeded_groups
+from peft import PeftModel
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from echo_hub.learner import policy as policy_module
+from echo_hub.learner.policy import Policy
+from echo_hub.models import addmix3_path
+from echo_p2p.errors import LearnerError
+
+RAGGED = [
+    ([5, 6, 7], [8, 9, 1]),
+    ([5, 6, 7, 8, 9, 10, 11], [4]),
+    ([9], [4, 5, 6, 7, 8, 9, 10, 11, 12, 1]),
+]
+
+
+@pytest.fixture
+def policy() -> Policy:
+    """A policy whose adapter does something: fresh ones are exactly zero."""
+    made = load_policy(make_config())
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for weight in made.weights.values():
+            weight.normal_(std=0.1)
+    return made
+
+
+def reference_logprobs(model: torch.nn.Module) -> torch.Tensor:
+    """One sequence at a time, no padding, the whole model."""
+    parts = []
+    for prompt, answer in RAGGED:
+        ids = torch.tensor([prompt + answer])
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        parts.append(logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None])[:, 0])
+    return torch.cat(parts)
+
+
+def test_logprobs_are_those_of_the_whole_model_one_by_one(policy: Policy):
+    with torch.no_grad():
+        expected = reference_logprobs(policy.causal)
+        torch.testing.assert_close(policy.logprobs(RAGGED), expected, atol=1e-5, rtol=0)
+
+
+def test_logits_in_pieces_give_the_same_gradient(policy: Policy, monkeypatch: pytest.MonkeyPatch):
+    def gradients() -> list[torch.Tensor]:
+        weights = list(policy.weights.values())
+        return list(torch.autograd.grad(policy.logprobs(RAGGED).square().sum(), weights))
+
+    whole = gradients()
+    monkeypatch.setattr(policy_module, "HEAD_ELEMENTS", 3 * policy.vocab_size)
+    assert len(list(policy.slices(14))) == 5
+    for a, b in zip(whole, gradients(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_a_fresh_adapter_is_the_base_and_its_seed_decides_it():
+    first, same, other = (load_policy(make_config(run={"id": "t", "seed": s})) for s in (1, 1, 2))
+    base = AutoModelForCausalLM.from_pretrained(addmix3_path(), dtype=torch.float32)
+    with torch.no_grad():
+        assert torch.allclose(first.logprobs(RAGGED), reference_logprobs(base), atol=1e-5)
+    assert all(torch.equal(first.weights[n], same.weights[n]) for n in first.weights)
+    assert any(not torch.equal(first.weights[n], other.weights[n]) for n in first.weights)
+
+
+def test_the_adapter_folder_is_a_normal_peft_adapter(policy: Policy, tmp_path: Path):
+    policy.save_adapter(tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(addmix3_path(), dtype=torch.float32)
+    loaded = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    with torch.no_grad():
+        expected = policy.logprobs(RAGGED)
+        torch.testing.assert_close(reference_logprobs(loaded), expected, atol=1e-5, rtol=0)
+        merged = loaded.merge_and_unload()
+        torch.testing.assert_close(reference_logprobs(merged), expected, atol=1e-4, rtol=0)
+
+
+def test_the_published_config_holds_no_path(policy: Policy, tmp_path: Path):
+    policy.save_adapter(tmp_path / "adapter")
+    text = (tmp_path / "adapter" / "adapter_config.json").read_text()
+    assert json.loads(text)["base_model_name_or_path"] == "addmix3"
+    assert "/" not in text
+
+
+def test_an_adapter_read_back_is_the_same_bits(policy: Policy, tmp_path: Path):
+    policy.save_adapter(tmp_path / "adapter")
+    tensors = policy.read_adapter(tmp_path / "adapter")
+    assert all(torch.equal(tensors[name], weight) for name, weight in policy.weights.items())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: t.pop(next(iter(t))), "1 names differ"),
+        (lambda t: t.update({next(iter(t)): torch.zeros(3)}), "another shape"),
+        (lambda t: next(iter(t.values())).fill_(float("nan")), "non-finite"),
+    ],
+)
+def test_a_foreign_adapter_is_refused(policy: Policy, tmp_path: Path, spoil, message: str):
+    tensors = {name: weight.detach().clone() for name, weight in policy.weights.items()}
+    spoil(tensors)
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(LearnerError, match=message):
+        policy.read_adapter(tmp_path)
+
+
+def test_a_missing_or_corrupt_adapter_is_refused(policy: Policy, tmp_path: Path):
+    with pytest.raises(LearnerError, match="cannot read"):
+        policy.read_adapter(tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\x80\x04no pickle here")
+    with pytest.raises(LearnerError, match="cannot read"):
+        policy.read_adapter(tmp_path)
+
+
+def test_wearing_another_adapter_leaves_the_own_one_as_it_was(policy: Policy):
+    other = {name: torch.randn_like(weight) for name, weight in policy.weights.items()}
+    before = {name: weight.detach().clone() for name, weight in policy.weights.items()}
+    with torch.no_grad():
+        own = policy.logprobs(RAGGED)
+        with policy.wearing(other):
+            assert not torch.allclose(policy.logprobs(RAGGED), own, atol=0.1)
+        with pytest.raises(ZeroDivisionError), policy.wearing(other):
+            raise ZeroDivisionError
+        assert torch.equal(policy.logprobs(RAGGED), own)
+    assert all(torch.equal(before[name], weight) for name, weight in policy.weights.items())
+
+
+def test_sampled_logprobs_are_derived_again(policy: Policy):
+    sampled = seeded_groups(policy, random.Random(0), 2)
+    pairs = [(group.prompt, answer) for group in sampled for answer in group.answers]
+    claimed = [value for group in sampled for row in group.logprobs for value in row]
+    with torch.no_grad():
+        derived = policy.logprobs(pairs)
+    torch.testing.assert_close(derived, torch.tensor(claimed), atol=1e-3, rtol=0)
+
+
+def test_token_ids_out_of_range_are_refused(policy: Policy):
+    for token in (-1, policy.vocab_size):
+        with pytest.raises(LearnerError, match="not in the vocabulary"):
+            policy.answers([([5], [token])])
+
+
+def test_what_cannot_be_loaded_is_said_in_a_sentence(tmp_path: Path):
+    config = make_config(learner={"target_modules": ["q_proj", "query"]})
+    with pytest.raises(LearnerError, match=r"no linear layers named query.*may name down_proj"):
+        load_policy(config)
+    with pytest.raises(LearnerError, match="cannot load a base model"):
+        Policy.load(tmp_path, make_config().learner, dtype="float32", seed=0)
