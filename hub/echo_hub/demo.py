@@ -108,7 +108,10 @@ def _configure(options: DemoOptions, folder: RunFolder, ports: tuple[int, int]) 
         "learner": {"staleness": options.staleness},
         "network": {
             "listen": [f"/ip4/127.0.0.1/tcp/{hub_port}", f"/ip6/::1/tcp/{hub_port}"],
-            "directory_listen": [f"/ip4/127.0.0.1/tcp/{directory_port}"],
+            "directory_listen": [
+                f"/ip4/127.0.0.1/tcp/{directory_port}",
+                f"/ip6/::1/tcp/{directory_port}",
+            ],
         },
     }
     if options.model == "smollm2":

@@ -44,7 +44,7 @@ def init_run(
     network: dict[str, Any] = {
         "listen": _listen(hosts, port),
         "announce": [f"{_host(host)}/tcp/{port}" for host in hosts],
-        "directory_listen": _listen(hosts, port + 1)[:1],
+        "directory_listen": _listen(hosts, port + 1),
     }
     overrides: dict[str, dict[str, Any]] = {"network": network}
     if model == "smollm2":
