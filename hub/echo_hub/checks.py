@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from echo_hub.learner.messages import Audited
 from echo_hub.leases import OpenLease
 from echo_p2p.envelope import Opened, open_envelope
 from echo_p2p.errors import SignatureError, WireError
@@ -239,4 +240,23 @@ def _check_values(rollouts: tuple[Rollout, ...], standing: Standing) -> Rejectio
     # written so that NaN fails: every comparison with it is false
     if not (logprobs.min() >= lowest and logprobs.max() <= MAX_LOGPROB):
         return Rejection(Code.BAD_LOGPROBS, f"They must lie in [{lowest:.1f}, {MAX_LOGPROB}].")
+    return None
+
+
+def check_audit(
+    evidence: Audited, *, max_margin: float, max_logprob_difference: float
+) -> Rejection | None:
+    """The verdict on a group that was derived again. NaN in the evidence condemns it too."""
+    if not evidence.max_margin <= max_margin:
+        return Rejection(
+            Code.AUDIT_MARGIN,
+            f"{evidence.mismatches} of {evidence.tokens} tokens differ, by up to "
+            f"{evidence.max_margin:.3g}; {max_margin:.3g} is allowed.",
+        )
+    if not evidence.max_logprob_difference <= max_logprob_difference:
+        return Rejection(
+            Code.AUDIT_LOGPROB,
+            f"The largest difference is {evidence.max_logprob_difference:.3g}; "
+            f"{max_logprob_difference:.3g} is allowed.",
+        )
     return None

@@ -95,18 +95,15 @@ class LeaseBook:
         self._returned = sorted(returned)
         self._evaluations: dict[int, list[int]] = {}
         self._open: dict[bytes, OpenLease] = {}
-        self._running: Counter[bytes] = Counter()  # open training leases by node
+        self.running = 0
+        """Open training leases."""
+        self._running_at: Counter[bytes] = Counter()
         self._expiries: list[tuple[float, bytes]] = []
         self._training = True
         for lease in open_leases:
             self.reopen(lease)
 
     # --- what is out --------------------------------------------------------------------------
-
-    @property
-    def running(self) -> int:
-        """Open training leases."""
-        return self._running.total()
 
     @property
     def next_expiry(self) -> float | None:
@@ -124,6 +121,15 @@ class LeaseBook:
         if rules.updates:
             last = min(last, rules.updates - 1)
         return max(0, last - self.version + 1) * rules.groups_per_update if self._training else 0
+
+    def work(self, node_version: int, elsewhere: int) -> int:
+        """Groups that a node of this version could be leased now, evaluations included."""
+        held_out = len(self._evaluations.get(node_version, ()))
+        return held_out + max(0, self.limit(node_version) - elsewhere - self.running)
+
+    def has_work(self, elsewhere: int) -> bool:
+        """False if no node of any version could be leased anything now."""
+        return any(self._evaluations.values()) or bool(self.work(self.version, elsewhere))
 
     # --- granting -----------------------------------------------------------------------------
 
@@ -145,7 +151,7 @@ class LeaseBook:
         while (
             len(granted) < want
             and elsewhere + self.running < limit
-            and self._running[node] < rules.per_node
+            and self._running_at[node] < rules.per_node
         ):
             consumed_at = self.version + (elsewhere + self.running) // rules.groups_per_update
             minimum = max(0, consumed_at - rules.staleness)
@@ -188,7 +194,8 @@ class LeaseBook:
         self._open[lease.lease_id] = lease
         heapq.heappush(self._expiries, (lease.expires_at, lease.lease_id))
         if lease.split == "train":
-            self._running[lease.node] += 1
+            self.running += 1
+            self._running_at[lease.node] += 1
 
     # --- ends of a lease ----------------------------------------------------------------------
 
@@ -196,9 +203,10 @@ class LeaseBook:
         """An open lease was answered: it is closed, and its prompt is spent."""
         lease = self._open.pop(lease_id)
         if lease.split == "train":
-            self._running[lease.node] -= 1
-            if not self._running[lease.node]:
-                del self._running[lease.node]
+            self.running -= 1
+            self._running_at[lease.node] -= 1
+            if not self._running_at[lease.node]:
+                del self._running_at[lease.node]
         return lease
 
     def release(self, lease_ids: Sequence[bytes], node: bytes) -> list[OpenLease]:

@@ -7,6 +7,7 @@ a scorer that cannot even start stops the hub, loudly.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from echo_p2p.pipes import Child, child_process
 
 _START_DEADLINE_S = 120.0
 _TRIES = 2
+_REMEMBERED_PROMPTS = 2048  # more than are ever out, in most runs
 
 
 @dataclass
@@ -40,13 +42,30 @@ class Scorers:
 
     def __init__(self, jobs: trio.MemorySendChannel[_Job]) -> None:
         self._jobs = jobs
+        self._made: OrderedDict[tuple[Split, int], list[int]] = OrderedDict()
 
     async def prompts(self, split: Split, indices: Sequence[int]) -> list[list[int] | str]:
         """Token ids of these prompts; a sentence in the place of one that cannot be made."""
-        answer = await self._do(MakePrompts(split=split, indices=list(indices)))
-        if isinstance(answer, Prompts):
-            return answer.prompts
-        return [_sentence(answer)] * len(indices)
+        new = [index for index in indices if (split, index) not in self._made]
+        made: dict[int, list[int] | str] = {
+            index: self._made[split, index] for index in indices if index not in new
+        }
+        if new:
+            answer = await self._do(MakePrompts(split=split, indices=new))
+            prompts = (
+                answer.prompts if isinstance(answer, Prompts) else [_sentence(answer)] * len(new)
+            )
+            made.update(zip(new, prompts, strict=True))
+        for index, prompt in made.items():
+            self._keep(split, index, prompt)
+        return [made[index] for index in indices]
+
+    def _keep(self, split: Split, index: int, prompt: list[int] | str) -> None:
+        if isinstance(prompt, list):
+            self._made[split, index] = prompt
+            self._made.move_to_end((split, index))
+            while len(self._made) > _REMEMBERED_PROMPTS:
+                self._made.popitem(last=False)
 
     async def score(
         self, split: Split, index: int, prompt: list[int], answers: list[list[int]]

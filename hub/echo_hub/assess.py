@@ -1,0 +1,118 @@
+"""What happens to a group after its receipt: reward, then audit, then a verdict."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from echo_hub.buffer import ScoredGroup
+from echo_hub.checks import Code, Rejection, check_audit
+from echo_hub.config import AuditSection
+from echo_hub.learner.messages import Audited, AuditRollout, TrainRollout
+from echo_hub.leases import OpenLease
+from echo_hub.ledger import StoredGroup
+from echo_hub.scoring import Scorers
+from echo_p2p.envelope import open_envelope
+from echo_p2p.wire import Submission, unpack_logprobs, unpack_tokens
+
+
+@dataclass(frozen=True)
+class Group:
+    """An acknowledged group on its way to the learner.
+
+    `version` is the policy it claims, `seed` and `temperature` how its tokens were drawn.
+    `rewards` is None until it was scored and audited; `prompt` is empty until it is needed.
+    """
+
+    group_id: int
+    lease: OpenLease
+    version: int
+    temperature: float
+    rollouts: list[AuditRollout]
+    prompt: list[int]
+    rewards: list[float] | None = None
+
+    @property
+    def seed(self) -> int:
+        return self.lease.seed
+
+    @classmethod
+    def of(
+        cls, group_id: int, lease: OpenLease, submission: Submission, temperature: float
+    ) -> Group:
+        """The group in a submission that passed the cheap checks."""
+        rollouts = [
+            AuditRollout(
+                tokens=unpack_tokens(rollout.tokens), logprobs=unpack_logprobs(rollout.logprobs)
+            )
+            for rollout in submission.rollouts
+        ]
+        return cls(group_id, lease, submission.version, temperature, rollouts, [])
+
+    @classmethod
+    def recovered(cls, stored: StoredGroup, temperature: float) -> Group:
+        """A group that was acknowledged before a restart."""
+        submission = open_envelope(stored.envelope, Submission, key=stored.lease.node).message
+        group = cls.of(stored.group_id, stored.lease, submission, temperature)
+        return replace(group, rewards=stored.rewards)
+
+    def scored(self, rewards: Sequence[float]) -> ScoredGroup:
+        """What the buffer holds of it."""
+        return ScoredGroup(
+            group_id=self.group_id,
+            lease_id=self.lease.lease_id,
+            node=self.lease.node,
+            version=self.version,
+            prompt=self.prompt,
+            rollouts=[
+                TrainRollout(tokens=rollout.tokens, logprobs=rollout.logprobs, reward=reward)
+                for rollout, reward in zip(self.rollouts, rewards, strict=True)
+            ],
+        )
+
+
+Audit = Callable[[Group], Awaitable[Audited | None]]
+"""Derives a group again; None if that cannot be done now, which is not the node's fault."""
+
+
+@dataclass
+class Assessor:
+    """Scores and audits groups. `audited` and `not_audited` count the groups chosen for audit."""
+
+    scorers: Scorers
+    audit: Audit
+    rules: AuditSection
+    rng: random.Random
+    audited: int = 0
+    not_audited: int = 0
+
+    async def assess(self, group: Group) -> tuple[Group, list[float] | Rejection]:
+        """The group with its prompt, and its rewards or why it is not fit to be trained on."""
+        lease = group.lease
+        prompt = (await self.scorers.prompts(lease.split, [lease.index]))[0]
+        if isinstance(prompt, str):
+            return group, Rejection(Code.SCORE_FAILED, prompt)
+        group = replace(group, prompt=prompt)
+        if group.rewards is not None:
+            return group, group.rewards
+        rewards = await self.scorers.score(
+            lease.split, lease.index, prompt, [rollout.tokens for rollout in group.rollouts]
+        )
+        if isinstance(rewards, Rejection):
+            return group, rewards
+        return group, await self._audit(group) or rewards
+
+    async def _audit(self, group: Group) -> Rejection | None:
+        if self.rng.random() >= self.rules.probability:
+            return None
+        evidence = await self.audit(group)
+        if evidence is None:
+            self.not_audited += 1
+            return None
+        self.audited += 1
+        return check_audit(
+            evidence,
+            max_margin=self.rules.max_margin,
+            max_logprob_difference=self.rules.max_logprob_difference,
+        )

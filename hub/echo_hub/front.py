@@ -1,0 +1,316 @@
+"""The hub's front: leases out, submissions in, checked groups to the learner.
+
+Requests of nodes are answered by `granting` and `intake`; here a group goes on from its receipt
+through reward and audit into the buffer, and from there to the learner, or to the evaluation it
+belongs to. Promises:
+
+- groups wait in memory only as far as leases allow (`LeaseBook`), so a slow scorer, auditor or
+  learner slows leases down and nothing else;
+- what was acknowledged and not consumed before a restart is checked and trained on after it;
+- a group that is dropped has its reason code in the ledger and in `snapshot`.
+
+All state changes between two awaits, so there is no lock.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import trio
+
+from echo_hub.assess import Assessor, Audit, Group
+from echo_hub.buffer import Buffer, ScoredGroup
+from echo_hub.checks import Code, Rejection, Standing
+from echo_hub.config import RunConfig
+from echo_hub.evaluation import Evaluation
+from echo_hub.granting import Granter
+from echo_hub.intake import Intake
+from echo_hub.leases import OpenLease
+from echo_hub.ledger import Ledger, Recovered
+from echo_hub.scoring import Scorers
+from echo_hub.tally import FrontSnapshot, Tally
+from echo_hub.tokens import Tokenizer
+from echo_p2p.identity import Identity
+from echo_p2p.nursery import open_nursery
+from echo_p2p.wire import (
+    Done,
+    LeaseGrant,
+    LeaseRequest,
+    LeaseReturn,
+    Sampling,
+    Submit,
+    SubmitReply,
+)
+
+EVALUATION_PATIENCE_S = 120.0
+_TICK_S = 1.0
+
+
+__all__ = ["Front", "FrontSnapshot"]
+
+
+class Front:
+    """One run's front. Groups reach the learner while `run` is running."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        identity: Identity,
+        ledger: Ledger,
+        scorers: Scorers,
+        tokenizer: Tokenizer,
+        recovered: Recovered,
+        audit: Audit,
+        clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._clock = clock
+        self._vocab_size = tokenizer.vocab_size
+        self._sampling = Sampling(
+            temperature=config.sampling.temperature,
+            max_new_tokens=config.sampling.max_new_tokens,
+            stop=tokenizer.eos,
+        )
+        self._buffer = Buffer()
+        self._tally = Tally(recovered.verdicts)
+        self._lags = Counter(recovered.lags)
+        self._evaluations: dict[int, Evaluation] = {}
+        self._checking = 0
+        self._training = 0
+        self._changed = trio.Event()
+        self._to_check, self._received = trio.open_memory_channel[Group](float("inf"))
+        self._assessor = Assessor(scorers, audit, config.audit, rng or secrets.SystemRandom())
+        self._granter = Granter(
+            config=config,
+            identity=identity,
+            ledger=ledger,
+            scorers=scorers,
+            sampling=self._sampling,
+            recovered=recovered,
+            elsewhere=self._elsewhere,
+            on_skipped=self._skipped,
+            on_freed=self._wake,
+        )
+        self._intake = Intake(
+            run_id=config.run.id,
+            group_size=config.sampling.group_size,
+            identity=identity,
+            ledger=ledger,
+            granter=self._granter,
+            tally=self._tally,
+            clock=clock,
+            standing=self._standing,
+            on_accepted=self._check_later,
+        )
+        self._book = self._granter.book
+        for stored in recovered.groups:
+            self._check_later(Group.recovered(stored, self._sampling.temperature))
+
+    async def run(self) -> None:
+        """Check groups and expire leases, until cancelled."""
+        async with open_nursery() as nursery:
+            # one more than scorers, so that audits overlap with scoring
+            for _ in range(self._config.scoring.processes + 1):
+                nursery.start_soon(self._check_groups)
+            while True:
+                await trio.sleep(_TICK_S)
+                await self.expire()
+                self._granter.check_prompts()
+                self._wake()
+
+    # --- nodes ask ----------------------------------------------------------------------------
+
+    async def request_leases(self, node: bytes, request: LeaseRequest) -> LeaseGrant:
+        """Leases for a node, now or within `wait_s`. Its newer request supersedes an older one."""
+        now = self._clock()
+        self._tally.seen(node, request.version, now)
+        return await self._granter.request(node, request, now)
+
+    async def return_leases(self, node: bytes, request: LeaseReturn) -> Done:
+        """A node gives leases back; those that are not its own are left alone."""
+        await self._granter.release(request.lease_ids, node)
+        return Done()
+
+    async def submit(self, node: bytes, request: Submit) -> SubmitReply:
+        """Check and keep a submission, and sign its receipt."""
+        return await self._intake.submit(node, request)
+
+    async def expire(self) -> None:
+        """Take back leases whose time is up. `run` does it every second."""
+        await self._granter.expire(self._clock())
+
+    def _standing(self) -> Standing:
+        return Standing(
+            next_update=self._book.version + (1 if self._training else 0),
+            published=self._granter.published,
+            staleness=self._config.staleness,
+            vocab_size=self._vocab_size,
+            sampling=self._sampling,
+        )
+
+    def _elsewhere(self) -> int:
+        return self._intake.writing + self._checking + len(self._buffer) + self._training
+
+    def _wake(self) -> None:
+        """Something changed: whoever waits for work, a batch or an evaluation looks again."""
+        self._changed.set()
+        self._changed = trio.Event()
+        self._granter.share_out(self._clock())
+
+    # --- groups are checked -------------------------------------------------------------------
+
+    def _check_later(self, group: Group) -> None:
+        self._checking += group.lease.split == "train"
+        self._to_check.send_nowait(group)
+
+    async def _check_groups(self) -> None:
+        async for group in self._received.clone():
+            checked, verdict = await self._assessor.assess(group)
+            if isinstance(verdict, Rejection):
+                await self._drop(checked, verdict)
+            else:
+                await self._keep(checked, verdict)
+            self._checking -= group.lease.split == "train"
+            self._wake()
+
+    async def _keep(self, group: Group, rewards: list[float]) -> None:
+        lease = group.lease
+        if group.rewards is None:
+            await self._ledger.set_scored(group.group_id, rewards)
+        if lease.split == "train":
+            self._buffer.add(group.scored(rewards))
+            return
+        evaluation = self._evaluations.get(group.version)
+        if evaluation is not None:
+            evaluation.answer(lease.index, group.group_id, rewards)
+        else:  # given up in the meantime
+            await self._drop(group, Rejection(Code.INTERRUPTED))
+
+    async def _drop(self, group: Group, rejection: Rejection) -> None:
+        lease = group.lease
+        again = self._is_asked_again(group, rejection.code)
+        self._tally.drop(lease.node, rejection.code, len(group.rollouts))
+        await self._ledger.drop_groups(
+            [group.group_id], rejection.code, release=[lease] if again else []
+        )
+        await self._ledger.record_event(
+            "group_dropped", group=group.group_id, code=rejection.code, why=rejection.sentence
+        )
+        if again:
+            self._book.give_back(lease)
+
+    def _is_asked_again(self, group: Group, code: Code) -> bool:
+        """Does the prompt of a dropped group go out again?
+
+        In training, what could not be scored would fail again; what was answered falsely goes to
+        another lease, so that false answers are no way to choose what is trained on.
+        """
+        if group.lease.split == "train":
+            return code is not Code.SCORE_FAILED
+        evaluation = self._evaluations.get(group.version)
+        return evaluation is not None and evaluation.fail(group.lease.index)
+
+    def _skipped(self, lease: OpenLease) -> None:
+        evaluation = self._evaluations.get(lease.min_version)
+        if lease.split == "heldout" and evaluation is not None:
+            evaluation.leave_out(lease.index)
+            self._wake()
+
+    # --- the learner asks ---------------------------------------------------------------------
+
+    def advance(self, version: int, *, published: bool) -> None:
+        """The learner is at `version` now, and `published` says if nodes can have it."""
+        if version != self._book.version:
+            self._training = 0
+        self._book.version = version
+        if published:
+            self._granter.publish(version)
+        self._wake()
+
+    async def take_batch(self) -> list[ScoredGroup]:
+        """The groups of the next update, as soon as there are enough; stale ones are dropped."""
+        self._training = 0
+        size, staleness = self._config.learner.groups_per_update, self._config.staleness
+        while True:
+            changed, version = self._changed, self._book.version
+            batch, stale = self._buffer.take(size, version, staleness)
+            if batch is not None:
+                self._training = size
+                self._lags.update(version - group.version for group in batch)
+            if stale:
+                await self.drop_groups(stale, Code.STALE)
+            if batch is not None:
+                return batch
+            if not stale:
+                await changed.wait()
+
+    async def drop_groups(self, dropped: Sequence[ScoredGroup], code: Code) -> None:
+        """Groups that had passed every check will not be trained on after all."""
+        for group in dropped:
+            self._tally.drop(group.node, code, len(group.rollouts))
+        await self._ledger.drop_groups([group.group_id for group in dropped], code)
+        self._wake()
+
+    async def evaluate(self, version: int, prompts: int) -> list[float]:
+        """Mean reward of each of the first `prompts` held-out prompts under a published version.
+
+        Prompts that cannot be scored are left out. The list is empty if the evaluation was given
+        up: nodes have a newer version, and nothing came for `EVALUATION_PATIENCE_S`.
+        """
+        evaluation = self._evaluations[version] = Evaluation(version, prompts)
+        self._book.open_evaluation(version, range(prompts))
+        self._wake()
+        try:
+            await self._wait_for(evaluation)
+        finally:
+            del self._evaluations[version]
+            withdrawn = self._book.close_evaluation(version)
+        await self._ledger.release_leases(withdrawn)
+        await self._ledger.consume_evaluated(evaluation.group_ids)
+        return evaluation.rewards if evaluation.finished else []
+
+    async def _wait_for(self, evaluation: Evaluation) -> None:
+        answered, since = 0, trio.current_time()
+        while not evaluation.finished:
+            if evaluation.answered > answered:
+                answered, since = evaluation.answered, trio.current_time()
+            outdated = (self._granter.newest or 0) > evaluation.version
+            if outdated and trio.current_time() - since > EVALUATION_PATIENCE_S:
+                return
+            await self._changed.wait()  # `run` wakes everybody each second
+
+    def close_training(self) -> None:
+        """Lease nothing for training any more; evaluations go on."""
+        self._book.close_training()
+
+    def complete(self) -> None:
+        """The run is over: every node that asks is told so."""
+        self._granter.complete()
+
+    # --- people ask ---------------------------------------------------------------------------
+
+    def snapshot(self) -> FrontSnapshot:
+        """Where everything stands now."""
+        return FrontSnapshot(
+            version=self._book.version,
+            published=self._granter.newest,
+            rollouts_accepted=self._tally.accepted,
+            rollouts_rejected=self._tally.rejected,
+            lag_histogram=dict(sorted(self._lags.items())),
+            running=self._book.running,
+            checking=self._intake.writing + self._checking,
+            buffered=len(self._buffer),
+            training=self._training,
+            waiting_nodes=self._granter.waiting,
+            audited=self._assessor.audited,
+            not_audited=self._assessor.not_audited,
+            evaluating={v: one.answered for v, one in self._evaluations.items()},
+            nodes=self._tally.nodes(self._clock()),
+        )

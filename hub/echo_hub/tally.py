@@ -1,0 +1,139 @@
+"""Counts for people: what became of the rollouts of each node, and how fast each one is.
+
+Pure. Every rollout that was handed in is counted once: under `accepted`, or under the reason code
+it was rejected or dropped with. The ledger keeps the same counts; this is the copy in memory, with
+recent rates added.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from echo_hub.checks import Code
+
+RATE_WINDOW_S = 30.0
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node: newest version it has, accepted rollouts a second of late, and its counts."""
+
+    key: bytes
+    version: int | None
+    rate: float
+    accepted: int
+    rejected: int
+    last_seen: float | None
+
+
+@dataclass(frozen=True)
+class FrontSnapshot:
+    """Where the front stands, for people.
+
+    Rollouts by what became of them; groups `running` at nodes, `checking`, `buffered`, and
+    `training` in the learner's hands; `evaluating` maps versions to prompts answered so far.
+    """
+
+    version: int
+    published: int | None
+    rollouts_accepted: int
+    rollouts_rejected: dict[str, int]
+    lag_histogram: dict[int, int]
+    running: int
+    checking: int
+    buffered: int
+    training: int
+    waiting_nodes: int
+    audited: int
+    not_audited: int
+    evaluating: dict[int, int]
+    nodes: tuple[NodeFacts, ...]
+
+
+@dataclass
+class _Node:
+    rollouts: Counter[str] = field(default_factory=Counter)
+    recent: deque[tuple[float, int]] = field(default_factory=deque)
+    version: int | None = None
+    first_seen: float | None = None
+    last_seen: float | None = None
+
+
+class Tally:
+    """Counts of rollouts, in all and by node."""
+
+    def __init__(self, verdicts: Iterable[tuple[bytes, str, int, int]] = ()) -> None:
+        self._nodes: dict[bytes, _Node] = {}
+        self.rollouts: Counter[str] = Counter()
+        for node, code, _, rollouts in verdicts:
+            self._count(node, code, rollouts)
+
+    def seen(self, node: bytes, version: int, now: float) -> None:
+        """A node asked for leases, with its newest version."""
+        facts = self._nodes.setdefault(node, _Node())
+        facts.version = version
+        facts.first_seen = facts.first_seen or now
+        facts.last_seen = now
+
+    def accept(self, node: bytes, rollouts: int, now: float) -> None:
+        """A group passed the cheap checks."""
+        facts = self._count(node, Code.ACCEPTED, rollouts)
+        facts.first_seen = facts.first_seen or now
+        facts.last_seen = now
+        facts.recent.append((now, rollouts))
+        self._forget_old(facts, now)
+
+    def reject(self, node: bytes, code: str, rollouts: int) -> None:
+        """A submission was rejected at the door."""
+        self._count(node, code, rollouts)
+
+    def drop(self, node: bytes, code: str, rollouts: int) -> None:
+        """A group that was accepted failed a later check."""
+        self._count(node, Code.ACCEPTED, -rollouts)
+        self._count(node, code, rollouts)
+
+    @property
+    def accepted(self) -> int:
+        """Rollouts that count, in all."""
+        return self.rollouts[Code.ACCEPTED]
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Rollouts that do not, by reason code."""
+        return {
+            str(code): count
+            for code, count in sorted(self.rollouts.items())
+            if code != Code.ACCEPTED and count
+        }
+
+    def nodes(self, now: float) -> tuple[NodeFacts, ...]:
+        """Facts of every node, the busiest first."""
+        facts = [self._facts(key, node, now) for key, node in self._nodes.items()]
+        return tuple(sorted(facts, key=lambda node: -node.accepted))
+
+    def _count(self, node: bytes, code: str, rollouts: int) -> _Node:
+        facts = self._nodes.setdefault(node, _Node())
+        facts.rollouts[code] += rollouts
+        self.rollouts[code] += rollouts
+        return facts
+
+    def _facts(self, key: bytes, node: _Node, now: float) -> NodeFacts:
+        self._forget_old(node, now)
+        seen_for = now - node.first_seen if node.first_seen is not None else 0.0
+        window = min(RATE_WINDOW_S, max(1.0, seen_for))
+        accepted = node.rollouts[Code.ACCEPTED]
+        return NodeFacts(
+            key=key,
+            version=node.version,
+            rate=sum(count for _, count in node.recent) / window,
+            accepted=accepted,
+            rejected=node.rollouts.total() - accepted,
+            last_seen=node.last_seen,
+        )
+
+    @staticmethod
+    def _forget_old(node: _Node, now: float) -> None:
+        while node.recent and node.recent[0][0] < now - RATE_WINDOW_S:
+            node.recent.popleft()
