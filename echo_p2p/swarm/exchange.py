@@ -42,9 +42,10 @@ from echo_p2p.wire import (
     SwarmRequest,
 )
 
-CONCURRENCY = 16
+CONCURRENCY = 8  # a few chunks and a few `HaveRequest`s held open
 ANSWER_S = 45.0  # longer than the longest `HaveRequest.wait_s`
 MAX_INTRODUCED = 32
+MAX_SEEKERS = 1024  # then those that have left are forgotten
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +102,8 @@ class Exchange:
         artifact = self._store.get(artifact_id)
         if artifact is None:
             raise StoreError(f"the artifact {artifact_id.hex()[:12]} is not complete here.")
+        for known in [known for known in self._offered if self._store.get(known) is None]:
+            self.withdraw(known)  # the store has removed it meanwhile
         self._offered[artifact_id] = artifact
         self._notify()
 
@@ -280,7 +283,10 @@ class Exchange:
 
     def _seen(self, artifact_id: bytes, asker: str) -> None:
         if self._hub is not None and artifact_id in self._offered:
-            self._seekers[artifact_id].add(asker)
+            seekers = self._seekers[artifact_id]
+            seekers.add(asker)
+            if len(seekers) > MAX_SEEKERS:
+                seekers &= self._peer.connected()
 
     def _answer_peers(self, asker: str, artifact_id: bytes) -> PeersReply:
         if self._hub is None:

@@ -112,6 +112,7 @@ class Fetch:
         self._meetings: Counter[str] = Counter()
         self._in_progress: dict[int, trio.CancelScope] = {}
         self._woken = trio.Event()
+        self._search_again = trio.Event()
         self._failure: StoreError | None = None
         self._nursery: trio.Nursery | None = None
 
@@ -174,8 +175,11 @@ class Fetch:
                 _log.info("the hub names no peers for %s: %s", self.artifact, error)
             else:
                 await self._call(reply)
-            await trio.sleep(pause)
-            pause = min(LONGEST_PAUSE_S, 2 * pause)
+            with trio.move_on_after(pause) as waiting:
+                await self._search_again.wait()
+            self._search_again = trio.Event()
+            if waiting.cancelled_caught:
+                pause = min(LONGEST_PAUSE_S, 2 * pause)
 
     async def _call(self, reply: PeersReply) -> None:
         known = self._followed | self._distrusted | {self._peer.peer_id, self._hub}
@@ -263,6 +267,8 @@ class Fetch:
             await self._take(order, reply.index, reply.data)
         elif picks:
             self._planner.elsewhere(order, trio.current_time())
+            if not self._followed:  # so there are others, and we know none
+                self._search_again.set()
         else:
             raise NetError(f"{order.source} sent chunk {order.index} elsewhere; only a hub may.")
 
