@@ -14,7 +14,8 @@ from cryptography.exceptions import InvalidTag
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.io.trio import TrioTCPStream
 
-READ_BYTES = 256 * 1024
+from echo_p2p.net import tuning
+
 MAX_PLAIN_BYTES = 65535 - 16
 
 
@@ -51,7 +52,7 @@ class NoiseChannel:
         packets, self._early = self._early, []
         while not packets:
             try:
-                data = await self._socket.receive_some(READ_BYTES)
+                data = await self._socket.receive_some(tuning.READ_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise ChannelError("the connection broke") from error
             if not data:

@@ -18,19 +18,16 @@ from libp2p.peer.id import ID
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
 from echo_p2p.errors import DeadlineError, NetError, UnreachableError
+from echo_p2p.net import tuning
 from echo_p2p.net.libp2p_host import Host, cause_of
 from echo_p2p.net.stream import LOST, Stream
-
-STREAMS_PER_PROTOCOL = 32
-KEEP_S = 60.0
-"""Idle streams are let go well before the server would (`server.IDLE_S`): they never race."""
 
 
 class _Line:
     """The streams of one protocol on one connection."""
 
     def __init__(self) -> None:
-        self.slots = trio.Semaphore(STREAMS_PER_PROTOCOL)
+        self.slots = trio.Semaphore(tuning.STREAMS_PER_PROTOCOL)
         self.idle: list[tuple[float, Stream]] = []
 
 
@@ -96,7 +93,7 @@ class Client:
 
     async def _idle(self, line: _Line) -> Stream | None:
         now = trio.current_time()
-        while line.idle and now - line.idle[0][0] > KEEP_S:
+        while line.idle and now - line.idle[0][0] > tuning.KEEP_S:
             await line.idle.pop(0)[1].close()
         while line.idle:
             stream = line.idle.pop()[1]

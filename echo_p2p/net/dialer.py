@@ -16,11 +16,9 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from echo_p2p.errors import UnreachableError
-from echo_p2p.net import addresses
+from echo_p2p.net import addresses, tuning
 from echo_p2p.net.libp2p_host import Host, cause_of
 from echo_p2p.net.stream import LOST
-
-STAGGER_S = 0.5
 
 
 class Dialer:
@@ -97,5 +95,5 @@ async def _first(
         for number in range(len(attempts)):
             failed = trio.Event()
             nursery.start_soon(run, number, failed)
-            with trio.move_on_after(STAGGER_S):
+            with trio.move_on_after(tuning.STAGGER_S):
                 await failed.wait()

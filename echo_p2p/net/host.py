@@ -26,9 +26,6 @@ from echo_p2p.net.stream import Remote, Stream
 
 __all__ = ["Handler", "Peer", "Remote", "Stream", "StreamHandler", "open_peer"]
 
-MAX_CONNECTIONS = 512
-DISCONNECT_S = 5.0
-
 
 class Peer:
     """This program on the network. Made by `open_peer`."""
@@ -95,7 +92,7 @@ class Peer:
 
     async def disconnect(self, peer_id: str) -> None:
         """Close all connections to a peer."""
-        with trio.move_on_after(DISCONNECT_S):
+        with trio.move_on_after(tuning.CLOSE_S):
             await self._host.get_network().close_peer(ID.from_string(peer_id))
 
     async def request(
@@ -122,7 +119,7 @@ def _check_listening(host: Host, listen: Sequence[str]) -> None:
 
 @asynccontextmanager
 async def open_peer(
-    identity: Identity, listen: Sequence[str], *, max_connections: int = MAX_CONNECTIONS
+    identity: Identity, listen: Sequence[str], *, max_connections: int = tuning.MAX_CONNECTIONS
 ) -> AsyncIterator[Peer]:
     """Be on the network for the length of a block.
 

@@ -34,13 +34,9 @@ from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
 from echo_p2p.identity import Identity
+from echo_p2p.net import tuning
 from echo_p2p.net.mux import Connection
 from echo_p2p.net.stream import LOST
-
-HANDSHAKE_S = 10.0
-MAX_HANDSHAKES = 128
-MAX_HANDSHAKES_PER_ADDRESS = 32
-CLOSE_S = 3.0
 
 _log = logging.getLogger(__name__)
 
@@ -78,8 +74,8 @@ class Network(Swarm):  # type: ignore[misc]
         """Runs for as long as the connection lives; libp2p closes the socket when it returns."""
         source = str(tcp_stream.stream.socket.getpeername()[0])
         if (
-            self._handshakes.total() >= MAX_HANDSHAKES
-            or self._handshakes[source] >= MAX_HANDSHAKES_PER_ADDRESS
+            self._handshakes.total() >= tuning.MAX_HANDSHAKES
+            or self._handshakes[source] >= tuning.MAX_HANDSHAKES_PER_ADDRESS
         ):
             _log.debug("too many handshakes at a time; %s is turned away", source)
             return
@@ -99,7 +95,7 @@ class Network(Swarm):  # type: ignore[misc]
     async def shut(self) -> None:
         """Close every port and connection, all at the same time, within `CLOSE_S`."""
         self._closing = True
-        with trio.CancelScope(deadline=trio.current_time() + CLOSE_S, shield=True):
+        with trio.CancelScope(deadline=trio.current_time() + tuning.CLOSE_S, shield=True):
             async with trio.open_nursery() as nursery:
                 for listener in self.listeners.values():
                     nursery.start_soon(listener.close)
@@ -178,8 +174,8 @@ def build_host(identity: Identity, max_connections: int) -> Host:
             min_connections=0,
             low_watermark=0,
             high_watermark=max_connections,
-            inbound_upgrade_timeout=HANDSHAKE_S,
-            outbound_upgrade_timeout=HANDSHAKE_S,
+            inbound_upgrade_timeout=tuning.HANDSHAKE_S,
+            outbound_upgrade_timeout=tuning.HANDSHAKE_S,
         ),
     )
     return Host(network)

@@ -27,6 +27,7 @@ from libp2p.abc import IMuxedConn
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from trio.lowlevel import ParkingLot
 
+from echo_p2p.net import tuning
 from echo_p2p.net.channel import ChannelError, channel_of
 from echo_p2p.net.muxed_stream import MuxedStream
 from echo_p2p.net.yamux import (
@@ -44,17 +45,6 @@ from echo_p2p.net.yamux import (
     ProtocolError,
     encode,
 )
-
-MIB = 1024 * 1024
-MAX_STREAMS = 128  # each way
-MAX_WINDOW_BYTES = 8 * MIB
-GROWTH_BYTES = 32 * MIB  # what all windows of a connection may grow by, together
-QUEUE_BYTES = MIB // 4  # writers wait beyond it
-MAX_QUEUE_BYTES = 4 * MIB  # answers to a remote that does not read them; it is cut off
-PING_S = 15.0
-MISSED_PINGS = 3
-HALF_CLOSED_S = 60.0  # how long a remote may go on with a stream that we closed
-FLUSH_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +70,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         self._queued = 0
         self._filled = ParkingLot()
         self._flushed = trio.Event()
-        self._offer, self._offered = trio.open_memory_channel[MuxedStream](MAX_STREAMS)
+        self._offer, self._offered = trio.open_memory_channel[MuxedStream](tuning.MAX_STREAMS)
         self._pings = 0
         self._unanswered = 0
         self._pinged_at = 0.0
@@ -135,7 +125,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
             self._cut_streams()
             self._push(encode(GO_AWAY, 0, 0, 0))
             if self.event_started.is_set():
-                with trio.CancelScope(deadline=trio.current_time() + FLUSH_S, shield=True):
+                with trio.CancelScope(deadline=trio.current_time() + tuning.FLUSH_S, shield=True):
                     await self._flushed.wait()
         self._scope.cancel()
         await self._shut()
@@ -147,7 +137,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         self.space.unpark_all()
         self._offer.close()
         self._flushed.set()
-        with trio.CancelScope(deadline=trio.current_time() + FLUSH_S, shield=True):
+        with trio.CancelScope(deadline=trio.current_time() + tuning.FLUSH_S, shield=True):
             await self._channel.close()
         self.event_started.set()
         self.event_closed.set()
@@ -160,8 +150,8 @@ class Connection(IMuxedConn):  # type: ignore[misc]
     async def open_stream(self) -> MuxedStream:
         if self._closing:
             raise MuxedStreamError("the connection is closed")
-        if self._count(ours=True) >= MAX_STREAMS:
-            raise MuxedStreamError(f"{MAX_STREAMS} streams are open already")
+        if self._count(ours=True) >= tuning.MAX_STREAMS:
+            raise MuxedStreamError(f"{tuning.MAX_STREAMS} streams are open already")
         stream = self.streams[self._next_id] = MuxedStream(self._next_id, self)
         self._next_id += 2
         self.control(WINDOW, SYN, stream.stream_id, 0)
@@ -177,7 +167,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
 
     def may_grow(self, by: int) -> bool:
         """Take `by` bytes of what windows may grow by together, if they are left."""
-        if 2 * by > MAX_WINDOW_BYTES or self._growth + by > GROWTH_BYTES:
+        if 2 * by > tuning.MAX_WINDOW_BYTES or self._growth + by > tuning.GROWTH_BYTES:
             return False
         self._growth += by
         return True
@@ -190,7 +180,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
     @property
     def is_full(self) -> bool:
         """Whether who has a body to send should wait for `space`."""
-        return self._queued >= QUEUE_BYTES
+        return self._queued >= tuning.QUEUE_BYTES
 
     def send(self, kind: int, flags: int, stream_id: int, body: memoryview) -> None:
         """Queue a frame with a body."""
@@ -202,7 +192,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         if self._closing:
             return
         self._push(encode(kind, flags, stream_id, value))
-        if self._queued > MAX_QUEUE_BYTES:
+        if self._queued > tuning.MAX_QUEUE_BYTES:
             _log.debug("%s makes us answer and does not read the answers", self.peer_id)
             self._scope.cancel()
 
@@ -223,7 +213,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
                     self._flushed.set()
                 await self._filled.park()
             parts, size = [], 0
-            while self._queue and size < QUEUE_BYTES:
+            while self._queue and size < tuning.QUEUE_BYTES:
                 parts.append(self._queue.popleft())
                 size += len(parts[-1])
             self._queued -= size
@@ -232,17 +222,17 @@ class Connection(IMuxedConn):  # type: ignore[misc]
 
     async def _keep_alive(self) -> None:
         """Counts pings rather than seconds: a pause of our own is not the remote's silence."""
-        while self._unanswered < MISSED_PINGS:
+        while self._unanswered < tuning.MISSED_PINGS:
             self._unanswered += 1
             self._pings += 1
             self._pinged_at = trio.current_time()
             self.control(PING, SYN, 0, self._pings)
-            await trio.sleep(PING_S)
-            latest = trio.current_time() - HALF_CLOSED_S
+            await trio.sleep(tuning.PING_S)
+            latest = trio.current_time() - tuning.HALF_CLOSED_S
             for stream in list(self.streams.values()):
                 if stream.closed_at is not None and stream.closed_at < latest:
                     stream.abort()
-        raise ChannelError(f"silent for {MISSED_PINGS * PING_S:.0f} s")
+        raise ChannelError(f"silent for {tuning.MISSED_PINGS * tuning.PING_S:.0f} s")
 
     async def _read(self) -> None:
         while packets := await self._channel.receive():
@@ -299,7 +289,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         if not stream_id or stream_id % 2 == self._next_id % 2 or stream_id in self.streams:
             raise ProtocolError(f"a stream may not be opened as number {stream_id}")
         waiting = self._offered.statistics().current_buffer_used
-        if self._closing or max(waiting, self._count(ours=False)) >= MAX_STREAMS:
+        if self._closing or max(waiting, self._count(ours=False)) >= tuning.MAX_STREAMS:
             self.control(WINDOW, RST, stream_id, 0)
             return
         stream = self.streams[stream_id] = MuxedStream(stream_id, self)

@@ -15,6 +15,7 @@ from libp2p.abc import IMuxedStream
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamReset
 from trio.lowlevel import ParkingLot
 
+from echo_p2p.net import tuning
 from echo_p2p.net.channel import MAX_PLAIN_BYTES
 from echo_p2p.net.yamux import DATA, FIN, HEADER, RST, WINDOW, WINDOW_BYTES, ProtocolError
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 MAX_CREDIT = 1 << 31
 MAX_BODY_BYTES = MAX_PLAIN_BYTES - HEADER.size
 """A full frame fills one Noise packet."""
-MERGE_BYTES = 4 * 1024
-"""Smaller chunks are joined, so that bytes cost what they weigh and not an object each."""
 
 
 class MuxedStream(IMuxedStream):  # type: ignore[misc]
@@ -134,7 +133,7 @@ class MuxedStream(IMuxedStream):  # type: ignore[misc]
 
     def deliver(self, chunk: bytes) -> None:
         """Bytes have come."""
-        if self._chunks and len(self._chunks[-1]) + len(chunk) <= MERGE_BYTES:
+        if self._chunks and len(self._chunks[-1]) + len(chunk) <= tuning.MERGE_BYTES:
             chunk = self._chunks.pop() + chunk
         self._chunks.append(chunk)
         self._arrival.unpark_all()

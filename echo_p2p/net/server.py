@@ -18,10 +18,9 @@ import trio
 
 from echo_p2p.errors import EchoError, IdentityError, NetError, PeerRefusedError
 from echo_p2p.identity import public_key_of
-from echo_p2p.net.stream import MAX_FRAME_BYTES, Remote, Stream
+from echo_p2p.net import tuning
+from echo_p2p.net.stream import Remote, Stream
 from echo_p2p.wire import Refusal, encode
-
-IDLE_S = 120.0
 
 Handler = Callable[[Remote, bytes], Awaitable[bytes]]
 StreamHandler = Callable[[Remote, Stream], Awaitable[None]]
@@ -86,8 +85,8 @@ class Service:
         if slots is None:
             slots = self._slots[remote.peer_id] = trio.Semaphore(self._concurrency)
         size: int | None = 1
-        while size and size <= MAX_FRAME_BYTES:  # else no next frame could be found
-            with trio.move_on_after(IDLE_S) as idle:
+        while size and size <= tuning.MAX_FRAME_BYTES:  # else no next frame could be found
+            with trio.move_on_after(tuning.IDLE_S) as idle:
                 size = await stream.next_size()
             if idle.cancelled_caught or size is None:
                 return
@@ -101,7 +100,7 @@ class Service:
             return _refusal("bad_message", "an empty request.")
         if size > self._max_request:
             with trio.fail_after(self._deadline_s):
-                if size <= MAX_FRAME_BYTES:
+                if size <= tuning.MAX_FRAME_BYTES:
                     await stream.skip(size)
             return _refusal(
                 "too_large", f"a request of {size} bytes; {self._max_request} are allowed."

@@ -17,11 +17,9 @@ import trio
 from libp2p.exceptions import BaseLibp2pError
 
 from echo_p2p.errors import DeadlineError, NetError
+from echo_p2p.net import tuning
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEADER = struct.Struct(">I")
-JOIN_BYTES = 16 * 1024  # a body up to this size is copied behind its header, not sent after it
-LET_GO_S = 1.0
 
 LOST = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError, OSError, EOFError)
 """What libp2p raises when a stream or its connection is gone."""
@@ -59,14 +57,14 @@ class Stream:
 
     async def send(self, body: bytes) -> None:
         """Send one frame; waits while the other side is not reading."""
-        if not 0 < len(body) <= MAX_FRAME_BYTES:
+        if not 0 < len(body) <= tuning.MAX_FRAME_BYTES:
             raise ValueError(f"a frame of {len(body)} bytes")
         if self._broken:
             raise self._lost("it is closed")
         self._broken = True  # until the whole frame is out
         try:
             header = HEADER.pack(len(body))
-            if len(body) > JOIN_BYTES:
+            if len(body) > tuning.JOIN_BYTES:
                 await self._muxed.write(header)
                 await self._muxed.write(body)
             else:
@@ -154,5 +152,5 @@ class Stream:
 
     async def _let_go(self, how: Any) -> None:
         self._broken = True
-        with trio.CancelScope(deadline=trio.current_time() + LET_GO_S, shield=True):
+        with trio.CancelScope(deadline=trio.current_time() + tuning.FLUSH_S, shield=True):
             await how()

@@ -144,7 +144,7 @@ def test_sizes_that_are_not_allowed(live, size, body):
 
 @pytest.mark.parametrize("kept", [1, 3, 4, 5, 20])
 def test_a_frame_that_never_gets_whole_ends_its_stream_by_the_deadline(live, kept, monkeypatch):
-    monkeypatch.setattr("echo_p2p.net.server.IDLE_S", 0.2)
+    monkeypatch.setattr("echo_p2p.net.tuning.IDLE_S", 0.2)
     data = frame(encode(LatestRequest(run_id="a")))
     assert live.run(_throw_and_wait, data[:kept]) == []
     assert live.run(honest) == Done()

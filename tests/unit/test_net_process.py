@@ -14,7 +14,7 @@ from net_support import ECHO, in_trio, until
 
 from echo_p2p.errors import DeadlineError, NetError
 from echo_p2p.identity import Identity
-from echo_p2p.net import mux
+from echo_p2p.net import tuning
 from echo_p2p.net.host import Peer, open_peer
 
 SERVER = """
@@ -74,7 +74,7 @@ async def test_a_stopped_peer_is_late_and_serves_again_when_it_goes_on():
 
 @in_trio
 async def test_a_peer_that_stays_stopped_is_let_go(monkeypatch):
-    monkeypatch.setattr(mux, "PING_S", 0.1)
+    monkeypatch.setattr(tuning, "PING_S", 0.1)
     async with other_process() as (client, peer_id, child):
         child.send_signal(signal.SIGSTOP)
         with pytest.raises(NetError) as caught:

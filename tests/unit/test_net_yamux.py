@@ -18,7 +18,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from net_support import ECHO, in_trio, two_peers, until
 
-from echo_p2p.net import mux
+from echo_p2p.net import tuning
 from echo_p2p.net.channel import Channel, ChannelError, channel_of
 from echo_p2p.net.host import Peer
 from echo_p2p.net.yamux import (
@@ -141,7 +141,7 @@ async def test_a_packet_that_is_not_noise_costs_the_connection():
 @in_trio
 async def test_only_so_many_streams_are_let_in():
     async with two_peers() as (client, server), raw_channel(client, server) as channel:
-        opened = mux.MAX_STREAMS + 40
+        opened = tuning.MAX_STREAMS + 40
         await channel.send(b"".join(encode(WINDOW, SYN, 2 * n + 1, 0) for n in range(opened)))
         answers: list[Frame] = []
         async for frame in frames_from(channel):
@@ -149,7 +149,7 @@ async def test_only_so_many_streams_are_let_in():
                 answers.append(frame)
             if len(answers) == opened:
                 break
-        assert sum(frame.flags == ACK for frame in answers) == mux.MAX_STREAMS
+        assert sum(frame.flags == ACK for frame in answers) == tuning.MAX_STREAMS
         assert sum(frame.flags == RST for frame in answers) == 40
 
 
@@ -206,8 +206,8 @@ async def test_a_stream_ends_when_both_sides_have_closed_it():
 
 @in_trio
 async def test_half_closed_streams_do_not_stay(monkeypatch):
-    monkeypatch.setattr(mux, "PING_S", 0.05)
-    monkeypatch.setattr(mux, "HALF_CLOSED_S", 0.1)
+    monkeypatch.setattr(tuning, "PING_S", 0.05)
+    monkeypatch.setattr(tuning, "HALF_CLOSED_S", 0.1)
     async with two_peers() as (client, server):
 
         async def forever(_, stream):
@@ -236,7 +236,7 @@ async def test_windows_grow_on_a_fast_reader_within_their_budget():
             assert await stream.receive(1, deadline_s=10) == b"k"
             (theirs,) = server._host.get_network().get_connections()
             targets = [one.target for one in theirs.muxed_conn.streams.values()]
-            assert WINDOW_BYTES < max(targets) <= mux.MAX_WINDOW_BYTES
+            assert WINDOW_BYTES < max(targets) <= tuning.MAX_WINDOW_BYTES
             assert theirs.muxed_conn._growth == sum(targets) - WINDOW_BYTES * len(targets)
         await until(lambda: theirs.muxed_conn._growth == 0)
 
@@ -244,7 +244,7 @@ async def test_windows_grow_on_a_fast_reader_within_their_budget():
 @in_trio
 async def test_a_silent_peer_is_noticed(monkeypatch):
     """A relay that stops passing bytes on, as a network that goes away does: no FIN, no RST."""
-    monkeypatch.setattr(mux, "PING_S", 0.1)
+    monkeypatch.setattr(tuning, "PING_S", 0.1)
     async with two_peers() as (client, server), trio.open_nursery() as nursery:
         await client.disconnect(server.peer_id)
         passing = trio.Event()  # set: nothing passes any more
@@ -303,15 +303,13 @@ async def test_connections_that_are_no_sockets_go_through_libp2p_s_session():
 @in_trio
 async def test_strangers_do_not_fill_the_handshakes():
     """Connections that say nothing are limited by address, and leave room for others."""
-    from echo_p2p.net import libp2p_host
-
     async with two_peers() as (client, server):
         port = int(server.addresses[0].split("/")[4])
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
         try:
             network = server._host.get_network()
             await until(
-                lambda: network._handshakes["127.0.0.1"] == libp2p_host.MAX_HANDSHAKES_PER_ADDRESS
+                lambda: network._handshakes["127.0.0.1"] == tuning.MAX_HANDSHAKES_PER_ADDRESS
             )
             reply = await client.request(server.peer_id, ECHO, b"hi", max_reply=9, deadline_s=5)
             assert reply == b"hi"
