@@ -1,0 +1,542 @@
+"""The front on its real ledger and scorer process, with nodes that sign what they hand in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from echo_hub.assess import Group
+from echo_hub.config import RunConfig
+from echo_hub.front import Front, FrontSnapshot
+from echo_hub.learner.messages import Audited
+from echo_hub.ledger import Ledger
+from echo_hub.models import addmix3_path
+from echo_hub.scoring import open_scorers
+from echo_hub.tokens import Tokenizer
+from echo_p2p.envelope import open_envelope, seal
+from echo_p2p.identity import Identity
+from echo_p2p.wire import (
+    Lease,
+    LeaseRequest,
+    LeaseReturn,
+    Receipt,
+    Rollout,
+    Submission,
+    Submit,
+    pack_logprobs,
+    pack_tokens,
+    unpack_tokens,
+)
+
+HUB = Identity.from_seed(b"h" * 32)
+BASE = addmix3_path()
+TOKENIZER = Tokenizer.load(BASE)
+EOS = TOKENIZER.eos[0]
+HONEST = Audited(max_margin=0.0, max_logprob_difference=0.0, mismatches=0, tokens=10)
+
+
+def config(**sections: dict[str, Any]) -> RunConfig:
+    values: dict[str, dict[str, Any]] = {
+        "run": {"id": "run"},
+        "sampling": {"group_size": 2, "max_new_tokens": 16},
+        "learner": {"groups_per_update": 4, "staleness": 2},
+        "lease": {"seconds": 100.0},
+        "audit": {"probability": 1.0},
+    }
+    for name, section in sections.items():
+        values[name] = values.get(name, {}) | section
+    return RunConfig.model_validate(values)
+
+
+@dataclass
+class World:
+    """A front, its clock, and what its auditor is to say."""
+
+    path: Path
+    config: RunConfig = field(default_factory=config)
+    now: float = 1000.0
+    evidence: Callable[[Group], Audited | None] = lambda group: HONEST
+    audited: list[Group] = field(default_factory=list)
+
+    async def audit(self, group: Group) -> Audited | None:
+        self.audited.append(group)
+        return self.evidence(group)
+
+    @asynccontextmanager
+    async def front(self) -> AsyncIterator[tuple[Front, Ledger]]:
+        async with (
+            Ledger.open(self.path / "ledger.sqlite", "run", clock=lambda: self.now) as ledger,
+            open_scorers(self.config, BASE) as scorers,
+            trio.open_nursery() as nursery,
+        ):
+            recovered = await ledger.recover()
+            front = Front(
+                config=self.config,
+                identity=HUB,
+                ledger=ledger,
+                scorers=scorers,
+                tokenizer=TOKENIZER,
+                recovered=recovered,
+                audit=self.audit,
+                clock=lambda: self.now,
+                rng=random.Random(0),
+            )
+            if recovered.version is None:
+                await ledger.begin()
+                await ledger.record_publication(0, b"manifest")
+                front.advance(0, published=True)
+            nursery.start_soon(front.run)
+            yield front, ledger
+            nursery.cancel_scope.cancel()
+
+    def run(self, body: Callable[[Front, Ledger], Awaitable[None]]) -> None:
+        async def main() -> None:
+            with trio.fail_after(60):
+                async with self.front() as (front, ledger):
+                    await body(front, ledger)
+
+        trio.run(main)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+class Node:
+    """A node's side of the protocol, without its network."""
+
+    def __init__(self, front: Front, name: str = "node") -> None:
+        self.identity = Identity.from_seed(name.encode().ljust(32))
+        self.key = self.identity.public_key
+        self.front = front
+
+    async def leases(self, groups: int = 16, version: int = 0, wait_s: float = 0) -> list[Lease]:
+        request = LeaseRequest(run_id="run", version=version, groups=groups, wait_s=wait_s)
+        grant = await self.front.request_leases(self.key, request)
+        return [open_envelope(data, Lease, key=HUB.public_key).message for data in grant.leases]
+
+    def answer(self, lease: Lease, version: int = 0, **changes: Any) -> bytes:
+        """An envelope with an answer: right for even rollouts, wrong for odd ones."""
+        a, b = TOKENIZER.decode(unpack_tokens(lease.prompt)).rstrip("=").split("+")
+        texts = [f">{int(a) + int(b)}", ">1"]
+        rollouts = tuple(rollout(texts[i % 2]) for i in range(lease.group_size))
+        values = {
+            "run_id": "run",
+            "lease_id": lease.lease_id,
+            "version": version,
+            "rollouts": rollouts,
+        }
+        return seal(self.identity, Submission(**(values | changes)))
+
+    async def submit(self, envelope: bytes) -> Receipt:
+        reply = await self.front.submit(self.key, Submit(envelope=envelope))
+        return open_envelope(reply.receipt, Receipt, key=HUB.public_key).message
+
+    async def work(self, groups: int, version: int = 0) -> list[Lease]:
+        leases = await self.leases(groups, version)
+        for lease in leases:
+            receipt = await self.submit(self.answer(lease, version))
+            assert receipt.accepted, receipt
+        return leases
+
+
+def rollout(text: str, **changes: Any) -> Rollout:
+    tokens = [*TOKENIZER.encode(text, "raw"), EOS]
+    values = {
+        "tokens": pack_tokens(tokens),
+        "logprobs": pack_logprobs([-0.5] * len(tokens)),
+        "finish": "stop",
+    }
+    return Rollout(**(values | changes))
+
+
+async def until(front: Front, holds: Callable[[FrontSnapshot], bool]) -> None:
+    while not holds(front.snapshot()):
+        await front._changed.wait()
+
+
+def test_groups_reach_the_learner_with_their_rewards(world: World) -> None:
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        leases = await node.work(4)
+        batch = await front.take_batch()
+        assert [group.lease_id for group in batch] == [lease.lease_id for lease in leases]
+        for group, lease in zip(batch, leases, strict=True):
+            assert group.prompt == unpack_tokens(lease.prompt)
+            assert [one.reward for one in group.for_learner().rollouts] == [1.0, 0.0]
+        assert [group.seed for group in world.audited] == [lease.seed for lease in leases]
+        await ledger.commit_update(1, [group.group_id for group in batch], {})
+        front.advance(1, published=True)
+        snapshot = front.snapshot()
+        assert snapshot.rollouts_accepted == 8
+        assert snapshot.rollouts_rejected == {}
+        assert snapshot.lag_histogram == {0: 4}
+        assert (snapshot.running, snapshot.checking, snapshot.buffered) == (0, 0, 0)
+        assert snapshot.nodes[0].accepted == 8
+
+    world.run(body)
+
+
+@pytest.mark.parametrize(
+    ("code", "changes"),
+    [
+        ("wrong_run", {"run_id": "another"}),
+        ("unknown_lease", {"lease_id": b"?" * 16}),
+        ("unpublished_version", {"version": 7}),
+        ("wrong_group_size", {"rollouts": (rollout(">1"),)}),
+        (
+            "bad_tokens",
+            {"rollouts": (rollout(">1"), rollout(">1", tokens=pack_tokens([9999, 5, EOS])))},
+        ),
+        ("bad_finish", {"rollouts": (rollout(">1"), rollout(">1", finish="length"))}),
+        (
+            "bad_logprobs",
+            {
+                "rollouts": (
+                    rollout(">1"),
+                    rollout(">1", logprobs=pack_logprobs([float("nan")] * 3)),
+                )
+            },
+        ),
+    ],
+)
+def test_each_fault_has_its_code(world: World, code: str, changes: dict[str, Any]) -> None:
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        (lease,) = await node.leases(1)
+        receipt = await node.submit(node.answer(lease, **changes))
+        assert (receipt.accepted, receipt.code) == (False, code)
+        assert receipt.sentence
+        rollouts = len(changes.get("rollouts", (1, 2)))
+        assert front.snapshot().rollouts_rejected == {code: rollouts}
+        assert front.snapshot().rollouts_accepted == 0
+
+    world.run(body)
+
+
+def test_faults_of_signature_lease_and_time(world: World) -> None:
+    async def body(front: Front, ledger: Ledger) -> None:
+        node, other = Node(front), Node(front, "other")
+        first, second, third = await node.leases(3)
+        envelope = node.answer(first)
+        broken = envelope[:-1] + bytes([envelope[-1] ^ 1])
+        assert (await node.submit(broken)).code == "bad_signature"
+        assert (await node.submit(b"nonsense")).code == "bad_envelope"
+        assert (await node.submit(other.answer(first))).code == "wrong_signer"
+        assert (await other.submit(other.answer(first))).code == "foreign_lease"
+        # none of these touched the lease
+        assert (await node.submit(envelope)).code == "accepted"
+        assert (await node.submit(envelope)).code == "duplicate"
+        assert (await node.submit(node.answer(first))).code == "duplicate"
+        assert (await other.submit(other.answer(first))).code == "foreign_lease"
+        await node.front.return_leases(
+            node.key, LeaseReturn(run_id="run", lease_ids=(second.lease_id,))
+        )
+        assert (await node.submit(node.answer(second))).code == "expired_lease"
+        world.now += 101
+        assert (await node.submit(node.answer(third))).code == "expired_lease"
+        await front.expire()
+        assert (await node.submit(node.answer(third))).code == "expired_lease"
+        assert front.snapshot().running == 0
+        assert sum(front.snapshot().rollouts_rejected.values()) == 20
+
+    world.run(body)
+
+
+def test_two_answers_at_once_count_once(world: World) -> None:
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        (lease,) = await node.leases(1)
+        codes: list[str] = []
+
+        async def submit() -> None:
+            codes.append((await node.submit(node.answer(lease))).code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(submit)
+        assert sorted(codes) == ["accepted"] + ["duplicate"] * 7
+        assert front.snapshot().rollouts_accepted == 2
+
+    world.run(body)
+
+
+def test_a_spoilt_lease_is_closed_and_its_prompt_goes_out_again(world: World) -> None:
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        (lease,) = await node.leases(1)
+        assert (await node.submit(node.answer(lease, rollouts=()))).code == "wrong_group_size"
+        assert (await node.submit(node.answer(lease))).code == "expired_lease"
+        (again,) = await Node(front, "other").leases(1)
+        assert again.prompt == lease.prompt
+        assert again.seed != lease.seed
+        assert again.lease_id != lease.lease_id
+
+    world.run(body)
+
+
+def test_stale_at_the_door_and_stale_in_the_buffer(world: World) -> None:
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        early = await node.leases(4)
+        await node.work(3)
+        await until(front, lambda now: now.buffered == 3)
+        for version in (1, 2, 3):
+            front.advance(version, published=True)
+        receipt = await node.submit(node.answer(early[0]))
+        assert receipt.code == "stale"
+        await node.work(4, version=3)
+        batch = await front.take_batch()
+        assert {group.version for group in batch} == {3}
+        assert front.snapshot().rollouts_rejected == {"stale": 8}
+        assert front.snapshot().buffered == 0
+
+    world.run(body)
+
+
+@pytest.mark.parametrize(
+    ("code", "evidence"),
+    [
+        (
+            "audit_margin",
+            Audited(max_margin=3.0, max_logprob_difference=0.0, mismatches=1, tokens=9),
+        ),
+        (
+            "audit_margin",
+            Audited(max_margin=float("nan"), max_logprob_difference=0, mismatches=0, tokens=9),
+        ),
+        (
+            "audit_logprob",
+            Audited(max_margin=0.0, max_logprob_difference=0.5, mismatches=0, tokens=9),
+        ),
+    ],
+)
+def test_a_failed_audit_drops_the_group(world: World, code: str, evidence: Audited) -> None:
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        leases = await node.leases(5)
+        bad = leases[2].lease_id
+        world.evidence = lambda group: evidence if group.lease.lease_id == bad else HONEST
+        for lease in leases:
+            assert (await node.submit(node.answer(lease))).accepted
+        batch = await front.take_batch()
+        assert bad not in {group.lease_id for group in batch}
+        assert front.snapshot().rollouts_rejected == {code: 2}
+        assert front.snapshot().rollouts_accepted == 8
+        (again,) = await node.leases(1)
+        assert again.prompt == leases[2].prompt
+
+    world.run(body)
+
+
+def test_what_cannot_be_audited_now_is_counted_and_trusted(world: World) -> None:
+    async def body(front: Front, ledger: Ledger) -> None:
+        world.evidence = lambda group: None
+        await Node(front).work(4)
+        assert len(await front.take_batch()) == 4
+        assert front.snapshot().not_audited == 4
+
+    world.run(body)
+
+
+def test_sequential_mode_takes_turns(world: World) -> None:
+    world.config = config(run={"mode": "sequential"})
+
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        await node.work(16)
+        assert front.snapshot().rollouts_accepted == 8
+        batch = await front.take_batch()
+        assert await node.leases(1) == []  # the learner's turn
+        await ledger.commit_update(1, [group.group_id for group in batch], {})
+        front.advance(1, published=True)
+        assert await node.leases(1) == []  # it has no version 1 yet
+        (lease,) = await node.leases(1, version=1)
+        assert lease.min_version == 1
+        assert (await node.submit(node.answer(lease))).code == "version_out_of_window"
+
+    world.run(body)
+
+
+def test_a_waiting_request_is_woken_and_superseded(world: World) -> None:
+    world.config = config(run={"mode": "sequential"})
+
+    async def body(front: Front, ledger: Ledger) -> None:
+        node, other = Node(front), Node(front, "other")
+        leases = await node.leases(4)
+        assert len(leases) == 4
+        got: dict[str, list[Lease]] = {}
+
+        async def wait(name: str, asker: Node) -> None:
+            got[name] = await asker.leases(4, wait_s=50)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, "old", other)
+            await wait_all_tasks_blocked(0.01)
+            nursery.start_soon(wait, "new", other)
+            await wait_all_tasks_blocked(0.01)
+            assert got == {"old": []}
+            ids = tuple(lease.lease_id for lease in leases)
+            await front.return_leases(node.key, LeaseReturn(run_id="run", lease_ids=ids))
+        assert [lease.prompt for lease in got["new"]] == [lease.prompt for lease in leases]
+
+    world.run(body)
+
+
+def test_work_is_shared_out_among_those_who_wait(world: World) -> None:
+    world.config = config(run={"mode": "sequential"}, learner={"groups_per_update": 9})
+
+    async def body(front: Front, ledger: Ledger) -> None:
+        first = Node(front)
+        leases = await first.leases(9)
+        counts: list[int] = []
+
+        async def wait(node: Node) -> None:
+            counts.append(len(await node.leases(16, wait_s=50)))
+
+        async with trio.open_nursery() as nursery:
+            for name in ("a", "b", "c"):
+                nursery.start_soon(wait, Node(front, name))
+            await wait_all_tasks_blocked(0.01)
+            world.now += 101
+            await front.expire()
+        assert len(leases) == 9
+        assert counts == [3, 3, 3]
+
+    world.run(body)
+
+
+def test_a_request_that_ends_early_leaves_no_lease_behind(world: World) -> None:
+    async def body(front: Front, ledger: Ledger) -> None:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await Node(front).leases(4)
+        assert front.snapshot().running == 0
+        assert (await ledger.recover()).open_leases == []
+        assert len(await Node(front).leases(4)) == 4
+
+    world.run(body)
+
+
+def test_an_evaluation_goes_first_and_stays_out_of_the_buffer(world: World) -> None:
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        rewards: list[float] = []
+
+        async def evaluate() -> None:
+            rewards.extend(await front.evaluate(0, 6))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(evaluate)
+            await wait_all_tasks_blocked(0.01)
+            leases = await node.leases(6)
+            assert {(one.group_size, one.min_version, one.max_version) for one in leases} == {
+                (1, 0, 0)
+            }
+            # one that fails its audit and one that expires are asked again
+            bad = leases[0].lease_id
+            liar = Audited(max_margin=9, max_logprob_difference=0, mismatches=1, tokens=1)
+            world.evidence = lambda group: liar if group.lease.lease_id == bad else HONEST
+            for lease in leases[:5]:
+                assert (await node.submit(node.answer(lease))).accepted
+            world.now += 101
+            await front.expire()
+            await until(front, lambda now: now.evaluating == {0: 4})
+            for lease in await node.leases(2):
+                assert (await node.submit(node.answer(lease))).accepted
+        assert rewards == [1.0] * 6
+        assert front.snapshot().buffered == 0
+        assert (await ledger.recover()).groups == []
+
+    world.run(body)
+
+
+def test_an_outdated_evaluation_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_hub.front.EVALUATION_PATIENCE_S", 0.0)
+
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        async with trio.open_nursery() as nursery:
+
+            async def evaluate() -> None:
+                assert await front.evaluate(0, 3) == []
+
+            nursery.start_soon(evaluate)
+            await wait_all_tasks_blocked(0.01)
+            lease = (await node.leases(1))[0]
+            front.advance(1, published=True)
+        assert (await node.submit(node.answer(lease))).code == "expired_lease"
+
+    world.run(body)
+
+
+def test_what_was_acknowledged_is_trained_on_after_a_restart(world: World) -> None:
+    async def before(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        await node.work(5)
+        await until(front, lambda now: now.checking == 0)
+        leases.extend(await node.leases(1))
+
+    async def after(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        assert front.snapshot().rollouts_accepted == 10
+        assert (await node.submit(node.answer(leases[0]))).accepted  # leased before the restart
+        batch = await front.take_batch()
+        assert [[one.reward for one in group.rollouts] for group in batch] == [[1.0, 0.0]] * 4
+        await ledger.commit_update(1, [group.group_id for group in batch], {})
+        front.advance(1, published=False)
+        await until(front, lambda now: now.checking == 0)
+        assert front.snapshot().buffered == 2
+
+    leases: list[Lease] = []
+    world.run(before)
+    world.run(after)
+    assert len(world.audited) == 6  # what had passed before the restart is not checked twice
+
+
+def test_received_but_unscored_groups_are_checked_after_a_restart(world: World) -> None:
+    async def before(front: Front, ledger: Ledger) -> None:
+        never = trio.Event()
+
+        async def hang(group: Group) -> Audited | None:
+            await never.wait()
+            return None
+
+        front._assessor.audit = hang
+        await Node(front).work(4)
+
+    async def after(front: Front, ledger: Ledger) -> None:
+        assert len(await front.take_batch()) == 4
+
+    world.run(before)
+    world.run(after)
+    assert len(world.audited) == 4
+
+
+def test_a_complete_run_sends_nodes_home(world: World) -> None:
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        request = LeaseRequest(run_id="run", version=0, groups=1, wait_s=50)
+        front.close_training()
+        states: list[str] = []
+
+        async def wait() -> None:
+            states.append((await front.request_leases(node.key, request)).state)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await wait_all_tasks_blocked(0.01)
+            front.complete()
+        await wait()
+        assert states == ["complete", "complete"]
+
+    world.run(body)
