@@ -174,7 +174,7 @@ class Submission(Signed, frozen=True):
 class Hello(Message, frozen=True):
     """First request of a session. `addresses` are where other nodes may dial this one."""
 
-    protocol: int
+    protocol: Annotated[int, Meta(ge=0, lt=2**16)]
     run_id: RunId
     software: Annotated[str, Meta(max_length=80)]
     engine: Annotated[str, Meta(max_length=80)]
