@@ -3,7 +3,7 @@
 Promises: only verified chunks leave, of artifacts that were offered or are being fetched, from the
 moment each is on disk; news of a chunk goes out at once, to whoever is waiting for it; a request
 holds one chunk in memory, and one peer has at most `CONCURRENCY` requests in progress. The hub
-also picks what to send (see `planner.Scatter`) and introduces nodes to each other.
+also picks what to send (see `scatter`) and introduces nodes to each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from echo_p2p.net.host import Peer
 from echo_p2p.net.rpc import answer
 from echo_p2p.net.stream import Remote
 from echo_p2p.swarm.fetch import Fetch, Progress, Stats
-from echo_p2p.swarm.planner import Scatter
+from echo_p2p.swarm.scatter import Scatter
 from echo_p2p.wire import (
     KIB,
     MAX_CHUNKS,

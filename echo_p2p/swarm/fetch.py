@@ -282,7 +282,8 @@ class Fetch:
             raise
         new = not self._planner.have >> index & 1
         for needless in self._planner.arrived(order, index, trio.current_time()):
-            self._in_progress[needless.number].cancel()
+            if scope := self._in_progress.get(needless.number):  # gone when all is being cancelled
+                scope.cancel()
         self._count(order.source, len(data), new=new)
 
     def _count(self, source: str, size: int, *, new: bool) -> None:

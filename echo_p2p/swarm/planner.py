@@ -3,7 +3,7 @@
 The hub scatters, the nodes gather from each other:
 
 1. A node keeps a few requests at the hub that say "of what I lack, send me what you have sent to
-   nobody". `Scatter` answers with a chunk that no connected node was given, so the hub's uplink
+   nobody". `scatter` answers with a chunk that no connected node was given, so the hub's uplink
    carries each chunk about once, and each node soon has something that no other has. When there is
    no such chunk the hub says `Elsewhere`, and the node leaves it alone.
 2. Whatever a known peer has, the node asks for there and not at the hub: the rarest chunk first
@@ -28,13 +28,11 @@ for a time; when nothing can be asked, `wake_at` is later than now.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from echo_p2p.artifact import bitmap
 
 STRIKES = 5
-RECENT = 8
 _FIRST_BACKOFF_S = 0.25
 _LONGEST_BACKOFF_S = 30.0
 
@@ -294,49 +292,3 @@ class Planner:
         order = Order(self._numbers, name, index, lacks, index is None and self._quiet, now)
         source.flying[order.number] = self._flying[order.number] = order
         return order
-
-
-class Scatter:
-    """The hub's memory of one artifact: which connected node was given which chunks."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, int] = {}
-        self._recent: dict[str, list[int]] = {}
-        self._turn = 0
-
-    def pick(self, asker: str, lacks: int, *, insist: bool, present: Collection[str]) -> int | None:
-        """The chunk to send to `asker`, or None for `Elsewhere`; it counts as given from now on.
-
-        Args:
-            lacks: what the asker says it lacks.
-            present: the peers connected now; what others were given counts no more.
-        """
-        for gone in [peer for peer in self._given if peer not in present]:
-            del self._given[gone], self._recent[gone]
-        recent = self._recent.setdefault(asker, [])
-        # What it lacks it was not given, or lost; but the last picks may be on their way still.
-        on_the_way = sum(1 << index for index in recent)
-        self._given[asker] = self._given.get(asker, 0) & (~lacks | on_the_way)
-        index = pick_chunk(lacks, list(self._given.values()), insist=insist, start=self._turn)
-        if index is not None:
-            self._turn = index + 1
-            self._given[asker] |= 1 << index
-            if index in recent:
-                recent.remove(index)
-            recent.append(index)
-            del recent[:-RECENT]
-        return index
-
-
-def pick_chunk(lacks: int, given: Sequence[int], *, insist: bool, start: int) -> int | None:
-    """A chunk of `lacks` that nobody was given; insisting, else one given to fewest.
-
-    Args:
-        given: for each node, the chunks that it was given.
-        start: where to begin looking, so that one insisting node after the other gets another.
-    """
-    fresh, *others = bitmap.by_rarity(lacks, list(given))
-    for level in [fresh, *others] if insist else [fresh]:
-        if level:
-            return bitmap.near(level, start)
-    return None

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_p2p.artifact import bitmap
-from echo_p2p.swarm.planner import Limits, Order, Planner, Scatter, pick_chunk
+from echo_p2p.swarm.planner import Limits, Order, Planner
+from echo_p2p.swarm.scatter import Scatter, pick_chunk
 
 HUB = "hub"
 DEADLINE_S = 30.0
