@@ -49,9 +49,13 @@ def _signed_bytes(kind: str, payload: bytes) -> bytes:
 
 
 def seal(identity: Identity, message: Signed) -> bytes:
-    """Serialise and sign a message once; the result is what travels and what is stored."""
+    """Serialise and sign a message once; the result is what travels and what is stored.
+
+    EnvelopeError if the message is larger than others would accept.
+    """
     kind = type(message).__name__
     payload = encode(message)
+    _check_size(type(message), len(payload))
     signature = identity.sign(_signed_bytes(kind, payload))
     return encode(_Envelope(PROTOCOL, kind, identity.public_key, payload, signature))
 
@@ -69,9 +73,7 @@ def open_envelope(data: bytes, kind: type[M], *, key: bytes | None = None) -> Op
         SignatureError: the signature is false or by another key.
         WireError: signed, but not a valid message of that kind.
     """
-    limit = MAX_SIGNED_BYTES[kind]
-    if len(data) > limit + _OVERHEAD:
-        raise EnvelopeError(f"an envelope of {len(data)} bytes; {kind.__name__} may have {limit}.")
+    _check_size(kind, len(data) - _OVERHEAD)
     try:
         envelope = msgspec.msgpack.decode(data, type=_Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -89,4 +91,11 @@ def open_envelope(data: bytes, kind: type[M], *, key: bytes | None = None) -> Op
         )
     if not verify(envelope.key, envelope.signature, _signed_bytes(envelope.kind, envelope.payload)):
         raise SignatureError(f"the signature of this {kind.__name__} is false.")
+    _check_size(kind, len(envelope.payload))
     return Opened(decode(envelope.payload, kind), envelope.key, envelope.payload)
+
+
+def _check_size(kind: type[Signed], size: int) -> None:
+    limit = MAX_SIGNED_BYTES[kind]
+    if size > limit:
+        raise EnvelopeError(f"a {kind.__name__} of {size} bytes; it may have {limit}.")
