@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +315,18 @@ def _unpublished(swarm: Swarm) -> Artifact:
 async def _until_watched(exchange: Exchange, artifact_id: bytes) -> None:
     while artifact_id not in exchange._watchers:  # noqa: ASYNC110 - a watcher sets no event
         await trio.sleep(0.01)
+
+
+@in_trio
+async def test_a_disk_that_fails_ends_the_fetch_with_one_store_error(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        artifact, _ = swarm.publish()
+        node = await swarm.join()
+
+        def lose_the_disk(_: Progress) -> None:
+            shutil.rmtree(node.store.root / "partial", ignore_errors=True)
+
+        with pytest.raises(StoreError, match="cannot write chunk"):
+            await node.exchange.fetch(
+                artifact, swarm.hub.peer.peer_id, deadline_s=30, progress=lose_the_disk
+            )
