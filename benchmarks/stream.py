@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import ipaddress
 import json
 import socket
 import ssl
@@ -172,7 +173,7 @@ def make_certificate(folder: str) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "bench")])
     now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(__import__("ipaddress").ip_address("127.0.0.1"))
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)

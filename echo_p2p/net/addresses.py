@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 import trio
 from multiaddr import Multiaddr
-from multiaddr.exceptions import BinaryParseError, ProtocolLookupError, StringParseError
+from multiaddr.exceptions import BinaryParseError, StringParseError
 from multiaddr.utils import get_network_addrs
 
 from echo_p2p.errors import IdentityError, NetError, UnreachableError
 from echo_p2p.identity import public_key_of
 
 _FAMILIES = {
-    "ip4": trio.socket.AF_INET,
-    "ip6": trio.socket.AF_INET6,
-    "dns4": trio.socket.AF_INET,
-    "dns6": trio.socket.AF_INET6,
-    "dns": trio.socket.AF_UNSPEC,
+    "ip4": socket.AF_INET,
+    "ip6": socket.AF_INET6,
+    "dns4": socket.AF_INET,
+    "dns6": socket.AF_INET6,
+    "dns": socket.AF_UNSPEC,
 }
 
 
@@ -33,38 +33,45 @@ def parse(address: str) -> Multiaddr:
 
 def peer_of(address: str) -> str:
     """The Ed25519 peer id that ends an address."""
+    last = list(parse(address).items())[-1:]
+    peer_id = str(last[0][1]) if last and last[0][0].name == "p2p" else ""
     try:
-        peer_id = parse(address).value_for_protocol("p2p")
         public_key_of(peer_id)
-    except (ProtocolLookupError, IdentityError) as error:
+    except IdentityError as error:
         raise UnreachableError(
-            f"{address} does not end in /p2p/<peer id>.", fix="Copy the whole address."
+            f"{address} does not end in /p2p/ and the peer id of an Ed25519 key.",
+            fix="Copy the whole address.",
         ) from error
-    return str(peer_id)
+    return peer_id
+
+
+def _place(address: str) -> tuple[str, str, int]:
+    """What kind of host an address names, the host, and its TCP port."""
+    parts = [(protocol.name, value) for protocol, value in parse(address).items()]
+    match parts:
+        case [(kind, str(host)), ("tcp", port)] | [(kind, str(host)), ("tcp", port), ("p2p", _)]:
+            if kind in _FAMILIES:
+                return kind, host, int(port)
+    raise UnreachableError(
+        f"{address} is not of a kind we use.", fix="It begins with /ip4, /ip6 or /dns, then /tcp."
+    )
 
 
 async def endpoints(address: str) -> list[Multiaddr]:
     """The IP addresses and TCP port that an address stands for; names are looked up."""
-    parts = parse(address)
-    kind = next(iter(parts.protocols())).name
-    if kind not in _FAMILIES:
-        raise UnreachableError(f"{address} is not of a kind we dial (IP or DNS, then TCP).")
-    try:
-        host, port = parts.value_for_protocol(kind), int(parts.value_for_protocol("tcp"))
-    except ProtocolLookupError as error:
-        raise UnreachableError(f"{address} has no TCP port.") from error
-    if kind.startswith("ip"):
-        return [_tcp(host, port)]
+    kind, host, port = _place(address)
+    if kind in ("ip4", "ip6"):
+        return [Multiaddr(f"/{kind}/{host}/tcp/{port}")]
     try:
         found = await trio.socket.getaddrinfo(
-            host, port, family=_FAMILIES[kind], type=trio.socket.SOCK_STREAM
+            host, port, family=_FAMILIES[kind], type=socket.SOCK_STREAM
         )
     except OSError as error:
         raise UnreachableError(f"the name {host} cannot be resolved: {error.strerror}.") from error
-    return [_tcp(str(entry[4][0]), port) for entry in found]
+    return [_endpoint(str(entry[4][0]), port) for entry in found]
 
 
-def _tcp(host: str, port: int) -> Multiaddr:
+def _endpoint(host: str, port: int) -> Multiaddr:
     version = ipaddress.ip_address(host.split("%")[0]).version
     return Multiaddr(f"/ip{version}/{host}/tcp/{port}")
 
@@ -74,13 +81,8 @@ def check_free(address: str) -> None:
 
     libp2p listens with SO_REUSEPORT, so two hubs on one port would share its connections unnoticed.
     """
-    parts = parse(address)
-    kind = next(iter(parts.protocols())).name
-    try:
-        host, port = parts.value_for_protocol(kind), int(parts.value_for_protocol("tcp"))
-    except ProtocolLookupError as error:
-        raise NetError(f"{address} has no TCP port to listen on.") from error
-    with socket.socket(socket.AF_INET6 if kind == "ip6" else socket.AF_INET) as probe:
+    kind, host, port = _place(address)
+    with socket.socket(_FAMILIES[kind]) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -82,7 +82,8 @@ class Peer:
     async def connect(self, targets: Sequence[str], *, deadline_s: float) -> str:
         """Connect to a peer by any of its addresses (all end in its /p2p/<id>); its peer id.
 
-        Raises UnreachableError, which lists each address and how it failed.
+        Does nothing if a connection is there already: after a DeadlineError that means a dead
+        one, `disconnect` first. Raises UnreachableError, which says how each address failed.
         """
         return await self._dialer.connect(targets, deadline_s=deadline_s)
 
