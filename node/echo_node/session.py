@@ -111,7 +111,7 @@ class Sessions:
         """There is nothing more to do."""
         if self.worker is None:
             return self.stopping
-        return self.worker.drained or self._gave_up
+        return self.worker.drained or (self._gave_up and not self.worker.busy)
 
     def stop(self) -> None:
         """Take no more leases, hand in what is running, then be over."""

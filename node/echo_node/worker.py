@@ -102,6 +102,11 @@ class Worker:
         """Stopped, and nothing is owed any more."""
         return self.stopping and not self._running and not self._asking and self._outbox.empty
 
+    @property
+    def busy(self) -> bool:
+        """A batch is being answered."""
+        return bool(self._running)
+
     def stop(self) -> None:
         """Take no more leases; give back those not begun; finish what is running."""
         self.stopping = True

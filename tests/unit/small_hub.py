@@ -1,0 +1,228 @@
+"""A hub for the node's tests: real identity, network, store and signatures, and leases to order."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+from engine_models import CONTEXT, VOCAB
+
+from echo_node.engines.base import Completion, EngineInfo, Job
+from echo_node.engines.torch import TorchEngine
+from echo_node.notice import Notice
+from echo_p2p.artifact.manifest import Artifact, build_manifest
+from echo_p2p.artifact.store import Store
+from echo_p2p.envelope import Opened, open_envelope, seal
+from echo_p2p.errors import PeerRefusedError
+from echo_p2p.identity import Identity
+from echo_p2p.net.host import Peer, Remote, Stream, open_peer
+from echo_p2p.net.rpc import answer
+from echo_p2p.swarm.exchange import Exchange, HubSide
+from echo_p2p.wire import (
+    CONTROL_PROTOCOL,
+    WATCH_PROTOCOL,
+    Announcement,
+    Done,
+    Heartbeat,
+    Hello,
+    HubRequest,
+    Latest,
+    Lease,
+    LeaseGrant,
+    LeaseRequest,
+    LeaseReturn,
+    Message,
+    Receipt,
+    RunDescription,
+    Sampling,
+    Submission,
+    Submit,
+    SubmitReply,
+    Watch,
+    decode,
+    encode,
+    pack_tokens,
+)
+
+RUN_ID = "test"
+
+
+class SmallHub:
+    """State that outlives its time on the network (see `on_the_network`)."""
+
+    def __init__(self, store: Store, base: Path) -> None:
+        self.identity = Identity.create()
+        self.signer = self.identity
+        """Who signs the run description."""
+        self.description: dict[str, object] = {}
+        """What it says otherwise than is right."""
+        self.verdict: Callable[[Submission], str] = lambda _: ""
+        """Reason code of a submission's receipt; empty accepts it."""
+        self.complete = False
+        self.heartbeats = True
+        self.leases: list[dict[str, object]] = []
+        """To be granted, each to whoever asks next; fields other than the usual ones."""
+        self.granted: dict[bytes, Lease] = {}
+        self.submissions: dict[bytes, Submission] = {}
+        self.tries = 0
+        self.returned: list[bytes] = []
+        self.hellos: list[Hello] = []
+        self.changed = Notice()
+        self._store = store
+        self._numbers = itertools.count(1)
+        self._base = self._add("base", 0, base)
+        self._adapter: Artifact | None = None
+        self._exchange: Exchange | None = None
+
+    def _add(self, kind: str, version: int, folder: Path) -> Artifact:
+        manifest = build_manifest(
+            folder, run_id=RUN_ID, kind=kind, version=version, chunk_bytes=65536, created_at=1.0
+        )  # type: ignore[arg-type]
+        artifact = Artifact.sign(self.identity, manifest)
+        self._store.add(artifact, folder)
+        return artifact
+
+    def publish(self, version: int, folder: Path) -> None:
+        self._adapter = self._add("adapter", version, folder)
+        if self._exchange is not None:
+            self._exchange.offer(self._adapter.id)
+        self.changed.tell()
+
+    def order(self, count: int, **fields: object) -> None:
+        self.leases += [fields] * count
+        self.changed.tell()
+
+    def answered(self) -> int:
+        return len(self.submissions)
+
+    @asynccontextmanager
+    async def on_the_network(self, listen: str = "/ip4/127.0.0.1/tcp/0") -> AsyncIterator[Peer]:
+        async with open_peer(self.identity, [listen]) as peer:
+            self._exchange = Exchange(peer, self._store, hub=HubSide())
+            for artifact in filter(None, (self._base, self._adapter)):
+                self._exchange.offer(artifact.id)
+            answer(peer, CONTROL_PROTOCOL, HubRequest, self._answer, deadline_s=30.0)
+            peer.serve_stream(WATCH_PROTOCOL, self._watch)
+            yield peer
+
+    async def _answer(self, remote: Remote, request: Message) -> Message:
+        match request:
+            case Hello():
+                self.hellos.append(request)
+                return self._latest()
+            case LeaseRequest():
+                return await self._grant(remote, request)
+            case LeaseReturn():
+                self.returned += request.lease_ids
+                self.changed.tell()
+                return Done()
+            case Submit():
+                return self._receive(open_envelope(request.envelope, Submission), remote)
+        raise PeerRefusedError("no such request", code="bad_message")
+
+    def _latest(self) -> Latest:
+        run = {
+            "run_id": RUN_ID,
+            "task": "a test",
+            "base": self._base.id,
+            "group_size": 4,
+            "staleness": 2,
+            "vocab_size": VOCAB,
+            "context": 2 * CONTEXT,
+            "dtype": "float32",
+            "created_at": time.time(),
+        }
+        return Latest(
+            run=seal(self.signer, RunDescription(**{**run, **self.description})),
+            base=self._base.envelope,
+            adapter=None if self._adapter is None else self._adapter.envelope,
+            hub_time=time.time(),
+        )
+
+    async def _grant(self, remote: Remote, request: LeaseRequest) -> LeaseGrant:
+        with trio.move_on_after(request.wait_s):
+            await self.changed.until(lambda: self.leases or self.complete)
+        chosen, self.leases = self.leases[: request.groups], self.leases[request.groups :]
+        leases = [self._lease(remote, request.version, fields) for fields in chosen]
+        self.granted |= {lease.lease_id: lease for lease in leases}
+        return LeaseGrant(
+            leases=tuple(seal(self.identity, lease) for lease in leases),
+            state="complete" if self.complete else "open",
+        )
+
+    def _lease(self, remote: Remote, version: int, fields: dict[str, object]) -> Lease:
+        number = next(self._numbers)
+        usual = {
+            "run_id": RUN_ID,
+            "lease_id": number.to_bytes(16, "big"),
+            "node": remote.public_key,
+            "prompt": pack_tokens([3 + number % 40] * (1 + number % 5)),
+            "group_size": 4,
+            "seed": number,
+            "sampling": Sampling(temperature=1.0, max_new_tokens=6, stop=(2, 7)),
+            "min_version": 0,
+            "max_version": None,
+            "issued_at": time.time(),
+            "expires_at": time.time() + 60,
+        }
+        return Lease(**{**usual, **fields})
+
+    def _receive(self, opened: Opened[Submission], remote: Remote) -> SubmitReply:
+        assert opened.key == remote.public_key
+        submission = opened.message
+        self.tries += 1
+        code = self.verdict(submission)
+        if submission.lease_id in self.submissions:
+            code = "duplicate"
+        elif not code:
+            self.submissions[submission.lease_id] = submission
+        receipt = Receipt(
+            run_id=RUN_ID,
+            lease_id=submission.lease_id,
+            accepted=not code,
+            code=code or "accepted",
+            sentence="",
+            at=time.time(),
+        )
+        self.changed.tell()
+        return SubmitReply(receipt=seal(self.identity, receipt))
+
+    async def _watch(self, remote: Remote, stream: Stream) -> None:
+        decode(await stream.receive(1024, deadline_s=5), Watch)
+        sent: list[Artifact] = []
+        while True:
+            with trio.move_on_after(0.2):
+                await self.changed.until(lambda: self._adapter not in [None, *sent[-1:]])
+            if self._adapter is not None and self._adapter not in sent[-1:]:
+                sent.append(self._adapter)
+                await stream.send(encode(Announcement(adapter=sent[-1].envelope)))
+            elif self.heartbeats:
+                await stream.send(encode(Heartbeat(hub_time=time.time())))
+
+
+class ThreadEngine:
+    """A real torch engine in a thread of this process: starts at once, and cannot die."""
+
+    def __init__(self) -> None:
+        self._engine = TorchEngine(max_sequences=8, device="cpu")
+        self.batches: list[list[Job]] = []
+        self.hold = trio.CapacityLimiter(1)
+        """Borrow it to keep `generate` waiting."""
+
+    async def load(self, base: Path, dtype: str) -> EngineInfo:
+        return await trio.to_thread.run_sync(self._engine.load, base, dtype)
+
+    async def activate(self, version: int, adapter: Path) -> None:
+        await trio.to_thread.run_sync(self._engine.activate, version, adapter)
+
+    async def generate(self, jobs: list[Job]) -> list[Completion]:
+        self.batches.append(jobs)
+        async with self.hold:
+            return await trio.to_thread.run_sync(self._engine.generate, jobs)
+
+    def kill(self) -> None:
+        pass
