@@ -20,7 +20,7 @@ async def open_nursery() -> AsyncIterator[trio.Nursery]:
     try:
         async with trio.open_nursery() as nursery:
             yield nursery
-            return
+        return  # also when the block was cancelled, and the nursery absorbed that
     except BaseExceptionGroup as group:
         lone = group
         while isinstance(lone, BaseExceptionGroup) and len(lone.exceptions) == 1:

@@ -30,6 +30,7 @@ from echo_hub.setup_run import write_bootstrap
 from echo_hub.template import render_config
 from echo_p2p.errors import ConfigError, RunFailedError
 from echo_p2p.identity import Identity
+from echo_p2p.nursery import open_nursery
 
 if TYPE_CHECKING:
     from echo_hub.config import RunConfig
@@ -147,7 +148,7 @@ async def _demo(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str
     folder.config.write_text(render_config(config), encoding="utf-8")
     write_bootstrap(folder, config, hub_id=identity.peer_id, hosts=(), port=ports[0])
     tallies = [NodeTally() for _ in range(options.nodes)]
-    async with open_hub(config, folder) as hub, trio.open_nursery() as nodes:
+    async with open_hub(config, folder) as hub, open_nursery() as nodes:
         for number, tally in enumerate(tallies):
             nodes.start_soon(_node, folder, number, tally)
         async with show_progress(hub, live=live):

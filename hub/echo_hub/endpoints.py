@@ -139,14 +139,12 @@ class Endpoints:
         try:
             seen = -1
             while True:
-                newer = None
-                with trio.move_on_after(HEARTBEAT_S):
+                with trio.move_on_after(HEARTBEAT_S) as quiet:
                     newer = await self._publisher.wait_newer(seen)
-                if newer is None:
-                    await stream.send(encode(Heartbeat(hub_time=time.time())))
-                else:
                     seen = newer.version
                     await stream.send(encode(Announcement(adapter=newer.artifact.envelope)))
+                if quiet.cancelled_caught:
+                    await stream.send(encode(Heartbeat(hub_time=time.time())))
         finally:
             self._watchers -= 1
             self._watcher_left.set()

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_p2p.identity import peer_id_of
+from echo_p2p.nursery import open_nursery
 
 if TYPE_CHECKING:
     from echo_hub.front import FrontSnapshot
@@ -37,7 +38,7 @@ async def show_progress(
 ) -> AsyncIterator[None]:
     """Show a hub's progress for the length of the block."""
     console = Console(stderr=not json_lines)
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         if json_lines:
             nursery.start_soon(_json_lines, hub)
         elif live and console.is_terminal:

@@ -26,6 +26,7 @@ from echo_hub.ledger import Ledger, Recovered
 from echo_hub.paths import RunFolder
 from echo_hub.publisher import Publisher
 from echo_p2p.errors import LearnerError
+from echo_p2p.nursery import open_nursery
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class LearnerLoop:
 
     async def run(self, stop: trio.Event) -> None:
         """Train until the configured number of updates, or until `stop` is set."""
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             if self.version == 0 and 0 not in self.evaluations:
                 nursery.start_soon(self._evaluate, 0)
             while not self._complete() and not stop.is_set():
@@ -220,7 +221,7 @@ def _facts(trained: Trained, waited_s: float, train_s: float) -> UpdateFacts:
 async def _unless(stop: trio.Event, take: Callable[[], Awaitable[T]]) -> T | None:
     """What `take` returns, or None if `stop` is set first."""
     taken: T | None = None
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
 
         async def watch() -> None:
             await stop.wait()

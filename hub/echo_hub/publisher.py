@@ -53,7 +53,7 @@ class Publisher:
         self._store = store
         self._exchange = exchange
         self._ledger = ledger
-        self._keep = keep
+        self._recent_kept = keep
         self._recent: list[Published] = []
         self._changed = trio.Event()
         self._sources: dict[bytes, tuple[Artifact, Path]] = {}
@@ -140,11 +140,11 @@ class Publisher:
         published = Published(version, artifact)
         self._exchange.offer(artifact.id)
         self._recent.append(published)
-        for old in self._recent[: -self._keep]:
+        for old in self._recent[: -self._recent_kept]:
             self._exchange.withdraw(old.artifact.id)
             self._store.remove(old.artifact.id)
             del self._sources[old.artifact.id]
-        self._recent = self._recent[-self._keep :]
+        self._recent = self._recent[-self._recent_kept :]
         self._changed.set()
         self._changed = trio.Event()
         return published

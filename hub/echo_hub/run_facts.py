@@ -16,7 +16,7 @@ LONGEST_PROMPT = 512
 def resolve_base(path: str) -> Path:
     """The folder of `base.path`: a packaged model's name, or a folder with a snapshot."""
     if path == "addmix3":
-        from echo_hub.models.make_addmix3 import addmix3_path
+        from echo_hub.models import addmix3_path
 
         return addmix3_path()
     folder = Path(path).expanduser()

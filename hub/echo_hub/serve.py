@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from echo_hub.config import RunConfig, load_config
 from echo_hub.live import show_progress
 from echo_hub.paths import RunFolder
+from echo_p2p.nursery import open_nursery
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -34,7 +36,7 @@ async def _serve(config: RunConfig, folder: RunFolder, json_lines: bool) -> None
     from echo_hub.service import open_hub
 
     stop = trio.Event()
-    async with trio.open_nursery() as nursery:
+    async with open_nursery() as nursery:
         await nursery.start(_watch_signals, stop)
         async with open_hub(config, folder) as hub, show_progress(hub, json_lines=json_lines):
             await hub.run(stop)
@@ -43,7 +45,7 @@ async def _serve(config: RunConfig, folder: RunFolder, json_lines: bool) -> None
 
 
 async def _watch_signals(
-    stop: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    stop: trio.Event, *, task_status: Any = trio.TASK_STATUS_IGNORED
 ) -> None:
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         task_status.started()

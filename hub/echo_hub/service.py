@@ -33,6 +33,7 @@ from echo_p2p.artifact.store import Store
 from echo_p2p.envelope import seal
 from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, open_peer
+from echo_p2p.nursery import open_nursery
 from echo_p2p.swarm.exchange import Exchange, HubSide
 from echo_p2p.wire import BadChunkReport
 
@@ -135,7 +136,7 @@ async def open_hub(config: RunConfig, folder: RunFolder) -> AsyncIterator[Hub]:
         )
         await loop.prepare(recovered)
         endpoints.attach(peer)
-        async with trio.open_nursery() as nursery:
+        async with open_nursery() as nursery:
             nursery.start_soon(front.run)
             nursery.start_soon(publisher.repair)
             if config.network.directory:

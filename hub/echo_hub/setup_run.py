@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from echo_hub.config import RunConfig
 from echo_hub.paths import RunFolder
-from echo_hub.presets import MODELS, Model, preset
+from echo_hub.presets import MODELS, preset
 from echo_hub.template import render_config
 from echo_p2p.bootstrap import DEMO_IDENTITY_SEED, DEMO_RUN_ID, render_bootstrap
 from echo_p2p.directory.identity import ensure_directory_identity
@@ -49,7 +49,7 @@ def init_run(
     overrides: dict[str, dict[str, Any]] = {"network": network}
     if model == "smollm2":
         overrides["base"] = {"path": str(_smollm2(root))}
-    config = preset(cast(Model, model), run_id=run, overrides=overrides)
+    config = preset(model, run_id=run, overrides=overrides)
     made.config.write_text(render_config(config), encoding="utf-8")
     write_bootstrap(made, config, hub_id=identity.peer_id, hosts=hosts, port=port)
     return made
