@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,7 +45,7 @@ def parse_toml(text: str, model: type[S], *, source: str) -> S:
     """Check a TOML text; `source` is what errors call it."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # of tomllib, and of a number with 5,000 digits
         raise ConfigError(f"{source} is not valid TOML: {error}.") from error
     try:
         return model.model_validate(data)
@@ -82,24 +83,44 @@ def _keys_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[st
     return sorted(f.alias or name for name, f in current.model_fields.items())
 
 
+_HEADER = re.compile(r"\s*(\[\[?)([^\[\]]+)\]")
+_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
+
+
 def _line_of(text: str, location: tuple[str | int, ...]) -> int:
-    """The line a field stands on: its table's header, then its key. 1 if it cannot be told."""
-    lines = text.splitlines()
-    start, position = 0, 0
-    path: list[str] = []
-    for offset, part in enumerate(location):
-        if isinstance(part, int):
-            header = re.compile(r"\s*\[\[\s*" + r"\s*\.\s*".join(map(re.escape, path)) + r"\s*\]\]")
-            found = [i for i, line in enumerate(lines) if i >= start and header.match(line)]
-            if part < len(found):
-                start = position = found[part]
+    """The line on which a field stands, or the innermost table around it; 1 if it is the file.
+
+    Approximate where a multi-line string or array holds lines that look like keys or headers.
+    """
+    line_found, depth_found = 1, 0
+    table: tuple[str | int, ...] = ()
+    counts: Counter[tuple[str | int, ...]] = Counter()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            table = _with_indices(_names(header[2]), counts, new=header[1] == "[[")
+            here = table
+        elif key := _KEY.match(line):
+            here = table + _names(key[1])
+        else:
             continue
-        path.append(part)
-        last = offset == len(location) - 1
-        header = re.compile(r"\s*\[\s*" + r"\s*\.\s*".join(map(re.escape, path)) + r"\s*\]")
-        key = re.compile(r"\s*[\"']?" + re.escape(part) + r"[\"']?\s*=")
-        for i in range(start, len(lines)):
-            if key.match(lines[i]) or (not last and header.match(lines[i])):
-                start = position = i
-                break
-    return position + 1
+        if len(here) > depth_found and location[: len(here)] == here:
+            line_found, depth_found = number, len(here)
+    return line_found
+
+
+def _names(dotted: str) -> tuple[str, ...]:
+    return tuple(name.strip().strip("\"'") for name in dotted.split("."))
+
+
+def _with_indices(
+    names: tuple[str, ...], counts: Counter[tuple[str | int, ...]], *, new: bool
+) -> tuple[str | int, ...]:
+    """A header's table, with the index of the current element after each array of tables."""
+    table: tuple[str | int, ...] = ()
+    for depth, name in enumerate(names, 1):
+        table += (name,)
+        if new and depth == len(names):
+            counts[table] += 1
+        if counts[table]:
+            table += (counts[table] - 1,)
+    return table
