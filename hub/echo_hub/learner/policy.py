@@ -67,7 +67,11 @@ class Policy:
         transformers_logging.disable_progress_bar()
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                base, local_files_only=True, use_safetensors=True, dtype=getattr(torch, dtype)
+                base,
+                local_files_only=True,
+                use_safetensors=True,
+                attn_implementation="sdpa",  # never one that the snapshot names
+                dtype=getattr(torch, dtype),
             )
         except (OSError, ValueError, SafetensorError) as error:
             raise LearnerError(
