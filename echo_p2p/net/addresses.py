@@ -1,14 +1,18 @@
-"""Multiaddrs: which peer and which TCP endpoints an address names, and where we can be dialled."""
+"""The multiaddrs we use: /ip4, /ip6 or /dns, then /tcp, then /p2p and a peer id.
+
+They come from strangers too, so they are taken apart here, whole or not at all.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import trio
 from multiaddr import Multiaddr
-from multiaddr.exceptions import BinaryParseError, StringParseError
 from multiaddr.utils import get_network_addrs
 
 from echo_p2p.errors import IdentityError, NetError, UnreachableError
@@ -21,74 +25,89 @@ _FAMILIES = {
     "dns6": socket.AF_INET6,
     "dns": socket.AF_UNSPEC,
 }
+_ADDRESS = re.compile(
+    r"/(ip[46]|dns[46]?)/([0-9A-Za-z.:_-]{1,253})/tcp/([0-9]{1,5})(?:/p2p/(\w{1,80}))?"
+)
 
 
-def parse(address: str) -> Multiaddr:
-    """The multiaddr in a string; UnreachableError if it is none."""
+@dataclass(frozen=True)
+class Address:
+    """A TCP port of a host (an IP or a name, as `kind` says), and who should answer there."""
+
+    kind: str
+    host: str
+    port: int
+    peer_id: str | None
+
+    @property
+    def endpoint(self) -> Multiaddr:
+        return Multiaddr(f"/{self.kind}/{self.host}/tcp/{self.port}")
+
+
+def parse(text: str) -> Address:
+    """The address in a string; UnreachableError if it is none, or of a kind we do not use."""
     try:
-        return Multiaddr(address)
-    except (StringParseError, BinaryParseError, ValueError) as error:
-        raise UnreachableError(f"{address!r} is not a multiaddr: {error}.") from error
+        return _parse(text)
+    except (ValueError, IdentityError) as error:
+        raise UnreachableError(f"{text!r} is not an address we can use: {error}.") from error
 
 
-def peer_of(address: str) -> str:
-    """The Ed25519 peer id that ends an address."""
-    last = list(parse(address).items())[-1:]
-    peer_id = str(last[0][1]) if last and last[0][0].name == "p2p" else ""
-    try:
+def _parse(text: str) -> Address:
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
+        raise ValueError("it should read /ip4/<address>/tcp/<port>/p2p/<peer id>")
+    kind, host, port, peer_id = match.groups()
+    if kind.startswith("ip") and str(ipaddress.ip_address(host).version) != kind[-1]:
+        raise ValueError("it mixes IPv4 and IPv6")
+    if int(port) > 65535:
+        raise ValueError("there is no such port")
+    if peer_id is not None:
         public_key_of(peer_id)
-    except IdentityError as error:
+    return Address(kind, host, int(port), peer_id)
+
+
+def peer_of(text: str) -> str:
+    """The peer id that ends an address."""
+    peer_id = parse(text).peer_id
+    if peer_id is None:
         raise UnreachableError(
-            f"{address} does not end in /p2p/ and the peer id of an Ed25519 key.",
-            fix="Copy the whole address.",
-        ) from error
+            f"{text} does not end in /p2p/ and a peer id.", fix="Copy the whole address."
+        )
     return peer_id
 
 
-def _place(address: str) -> tuple[str, str, int]:
-    """What kind of host an address names, the host, and its TCP port."""
-    parts = [(protocol.name, value) for protocol, value in parse(address).items()]
-    match parts:
-        case [(kind, str(host)), ("tcp", port)] | [(kind, str(host)), ("tcp", port), ("p2p", _)]:
-            if kind in _FAMILIES:
-                return kind, host, int(port)
-    raise UnreachableError(
-        f"{address} is not of a kind we use.", fix="It begins with /ip4, /ip6 or /dns, then /tcp."
-    )
-
-
-async def endpoints(address: str) -> list[Multiaddr]:
+async def endpoints(text: str) -> list[Multiaddr]:
     """The IP addresses and TCP port that an address stands for; names are looked up."""
-    kind, host, port = _place(address)
-    if kind in ("ip4", "ip6"):
-        return [Multiaddr(f"/{kind}/{host}/tcp/{port}")]
+    address = parse(text)
+    if address.kind in ("ip4", "ip6"):
+        return [address.endpoint]
     try:
         found = await trio.socket.getaddrinfo(
-            host, port, family=_FAMILIES[kind], type=socket.SOCK_STREAM
+            address.host, address.port, _FAMILIES[address.kind], socket.SOCK_STREAM
         )
-    except OSError as error:
-        raise UnreachableError(f"the name {host} cannot be resolved: {error.strerror}.") from error
-    return [_endpoint(str(entry[4][0]), port) for entry in found]
+    except (OSError, UnicodeError) as error:
+        raise UnreachableError(f"the name {address.host} cannot be resolved: {error}.") from error
+    kinds = {socket.AF_INET: "ip4", socket.AF_INET6: "ip6"}
+    return [
+        Address(kinds[family], str(where[0]), address.port, None).endpoint
+        for family, _, _, _, where in found
+        if family in kinds
+    ]
 
 
-def _endpoint(host: str, port: int) -> Multiaddr:
-    version = ipaddress.ip_address(host.split("%")[0]).version
-    return Multiaddr(f"/ip{version}/{host}/tcp/{port}")
-
-
-def check_free(address: str) -> None:
+def check_free(text: str) -> None:
     """NetError if another program listens there.
 
     libp2p listens with SO_REUSEPORT, so two hubs on one port would share its connections unnoticed.
     """
-    kind, host, port = _place(address)
-    with socket.socket(_FAMILIES[kind]) as probe:
+    address = parse(text)
+    with socket.socket(_FAMILIES[address.kind]) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((address.host, address.port))
         except OSError as error:
             raise NetError(
-                f"cannot listen on {address}: {(error.strerror or str(error)).lower()}.",
+                f"cannot listen on {text}: {(error.strerror or str(error)).lower()}.",
                 fix="Is it this machine's address, and is no other program using the port?",
             ) from error
 

@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import trio
 from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
+from multiaddr import Multiaddr
 
 from echo_p2p.errors import NetError
 from echo_p2p.identity import Identity
@@ -111,11 +112,11 @@ class Peer:
         return self._client.stream(peer_id, protocol, deadline_s=deadline_s)
 
 
-def _check_listening(host: Host, listen: Sequence[str]) -> None:
+def _check_listening(host: Host, wanted: Sequence[Multiaddr]) -> None:
     """libp2p only logs it when a port cannot be opened."""
-    for address in listen:
-        if str(addresses.parse(address)) not in host.get_network().listeners:
-            raise NetError(f"cannot listen on {address}.")
+    for endpoint in wanted:
+        if str(endpoint) not in host.get_network().listeners:
+            raise NetError(f"cannot listen on {endpoint}.")
 
 
 @asynccontextmanager
@@ -131,12 +132,13 @@ async def open_peer(
     tuning.apply()
     for address in listen:
         addresses.check_free(address)
+    wanted = [addresses.parse(address).endpoint for address in listen]
     host = build_host(identity, max_connections)
     failure: Exception | None = None
     try:
-        async with host.run(listen_addrs=[addresses.parse(address) for address in listen]):
+        async with host.run(listen_addrs=wanted):
             try:
-                _check_listening(host, listen)
+                _check_listening(host, wanted)
                 yield Peer(identity, host)
             except Exception as error:  # noqa: BLE001 - raised below, not wrapped in a group
                 failure = error
