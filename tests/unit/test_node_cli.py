@@ -1,0 +1,199 @@
+"""The `echo-node` command, as a volunteer runs it: in a process of its own, with a real engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import trio
+from engine_models import make_adapter, make_base
+from net_support import in_trio, until
+from small_hub import RUN_ID, SmallHub
+
+from echo_p2p import __version__
+from echo_p2p.artifact.store import Store
+from echo_p2p.bootstrap import render_bootstrap
+from echo_p2p.identity import Identity
+
+COMMAND = [sys.executable, "-m", "echo_node.cli"]
+
+
+def run(*arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
+    environment["ECHO_NODE_HOME"] = str(home or "/nonexistent/home")
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, env=environment, timeout=60
+    )
+
+
+def test_help_is_quick_and_imports_no_torch() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    shown = run("--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert shown.returncode == 0
+    assert "join" in shown.stdout
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert cpu < 0.3
+    traced = subprocess.run(
+        [sys.executable, "-X", "importtime", *COMMAND[1:], "join", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in traced.stderr.splitlines()}
+    assert "typer" in imported
+    assert not imported & {"torch", "transformers", "hivemind", "libp2p", "numpy"}
+
+
+def test_version_and_identity(tmp_path: Path) -> None:
+    assert run("--version").stdout.strip() == f"echo-node {__version__}"
+    shown = run("identity", home=tmp_path)
+    assert shown.stdout.strip() == Identity.load(tmp_path / "identity.pem").peer_id
+    assert run("identity", home=tmp_path).stdout == shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "code", "complaint"),
+    [
+        (lambda home: None, ["--bootstrap", "nowhere.toml"], 2, "cannot read nowhere.toml"),
+        (lambda home: None, ["--bootstrap", "http://hub.example/b"], 2, "on its way to you"),
+        (lambda home: None, ["--run", "other"], 2, "has no run 'other'"),
+        (lambda home: None, ["--log-level", "loud"], 2, "choose debug, info"),
+        (lambda home: (home / "identity.pem").write_text("x"), [], 3, "chmod 600"),
+        (lambda home: (home / "store").write_text("x"), [], 6, "store"),
+        (lambda home: None, ["--listen", "/ip4/203.0.113.1/tcp/1"], 5, "cannot listen"),
+    ],
+)
+def test_each_error_is_a_sentence_and_an_exit_code(
+    tmp_path: Path, spoil: Callable[[Path], object], arguments: list[str], code: int, complaint: str
+) -> None:
+    spoil(tmp_path)
+    ended = run("join", *arguments, home=tmp_path)
+    assert ended.returncode == code
+    assert complaint in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+class NodeProcess:
+    """An `echo-node join --json`, and the events it printed."""
+
+    def __init__(self, process: trio.Process) -> None:
+        self.process = process
+        self.events: list[dict[str, Any]] = []
+        self.stderr = ""
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == kind]
+
+    def engine(self) -> psutil.Process:
+        children = psutil.Process(self.process.pid).children()
+        (engine,) = [child for child in children if "echo_node.engines.process" in child.cmdline()]
+        return engine
+
+    async def read(self) -> None:
+        assert self.process.stdout is not None
+        rest = b""
+        async for data in self.process.stdout:
+            *lines, rest = (rest + data).split(b"\n")
+            self.events += [json.loads(line) for line in lines]
+
+    async def read_errors(self) -> None:
+        assert self.process.stderr is not None
+        async for data in self.process.stderr:
+            self.stderr += data.decode()
+
+
+@asynccontextmanager
+async def joined(
+    hub: SmallHub, addresses: tuple[str, ...], home: Path
+) -> AsyncIterator[NodeProcess]:
+    bootstrap = home / "bootstrap.toml"
+    text = render_bootstrap(
+        network="t", run_id=RUN_ID, hub_key=hub.identity.peer_id, addresses=(addresses * 3)[:3]
+    )
+    bootstrap.write_text(text)
+    process = await trio.lowlevel.open_process(
+        [
+            sys.executable, "-X", "importtime", *COMMAND[1:], "join", "--json",
+            "--bootstrap", str(bootstrap), "--data-dir", str(home),
+            "--listen", "/ip4/127.0.0.1/tcp/0", "--threads", "1",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    node = NodeProcess(process)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.read)
+        nursery.start_soon(node.read_errors)
+        try:
+            yield node
+        finally:
+            if process.poll() is None:
+                process.kill()
+            await process.wait()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> SmallHub:
+    base = make_base(tmp_path / "base")
+    hub = SmallHub(Store(tmp_path / "hub-store", cap_bytes=None), base)
+    hub.publish(0, make_adapter(base, tmp_path / "adapter", 1))
+    return hub
+
+
+@in_trio
+async def test_a_volunteer_joins_works_loses_an_engine_and_stops(
+    hub: SmallHub, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    hub.order(3)
+    async with hub.on_the_network() as peer:
+        async with joined(hub, peer.addresses, home) as node:
+            await until(lambda: hub.answered() == 3)
+            node.engine().kill()
+            hub.order(1)
+            await until(lambda: hub.answered() == 4)
+            engine = node.engine()
+            node.process.send_signal(signal.SIGINT)
+            assert await node.process.wait() == 0
+        assert not engine.is_running()
+        summary = node.events[-1]
+        assert (summary["event"], summary["reason"]) == ("summary", "stopped")
+        assert (summary["groups"], summary["accepted"], summary["rollouts"]) == (4, 4, 16)
+        assert "ended with code -9" in node.of("trouble")[0]["message"]
+        assert summary["bytes_from_hub"] > 10_000
+        assert node.of("joined")[0]["run"] == RUN_ID
+        assert [event["version"] for event in node.of("version")] == [0]
+        assert "fetching the base model" in [event["step"] for event in node.of("step")]
+        imported = {line.rpartition("|")[2].strip() for line in node.stderr.splitlines()}
+        assert "libp2p" in imported
+        assert not imported & {"torch", "transformers", "hivemind"}
+
+
+@in_trio
+async def test_the_second_interrupt_quits_at_once(hub: SmallHub, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    async with hub.on_the_network() as peer, joined(hub, peer.addresses, home) as node:
+        await until(lambda: bool(node.of("version")))
+        engine = node.engine()
+        engine.suspend()
+        hub.order(1)
+        await until(lambda: len(hub.granted) == 1)
+        node.process.send_signal(signal.SIGTERM)
+        await until(lambda: bool(node.of("note")))
+        node.process.send_signal(signal.SIGTERM)
+        assert await node.process.wait() == 130
+        assert not engine.is_running()
+        assert node.events[-1]["reason"] == "quit"
