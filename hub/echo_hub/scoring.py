@@ -36,6 +36,11 @@ class _Job:
     answer: Answer | None = None
     done: trio.Event = field(default_factory=trio.Event)
 
+    @property
+    def size(self) -> int:
+        """How many time limits it may take: one a prompt, one a group."""
+        return len(self.command.indices) if isinstance(self.command, MakePrompts) else 1
+
 
 class Scorers:
     """Makes prompts and computes rewards in other processes. Made by `open_scorers`."""
@@ -141,7 +146,9 @@ class _Worker:
             job = job or await self._jobs.receive()
             job.tries += 1
             try:
-                job.answer = await child.call(job.command, ANSWERS, deadline_s=self._timeout_s)
+                job.answer = await child.call(
+                    job.command, ANSWERS, deadline_s=self._timeout_s * job.size
+                )
             except (ProcessError, WireError) as error:
                 child.kill()
                 if job.tries < _TRIES:
