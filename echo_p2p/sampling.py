@@ -9,9 +9,9 @@ integer arithmetic and from single IEEE-754 float32 additions, multiplications a
 array operation each; no library logarithm is called, since those differ in the last bit between
 libraries. Its error against the exact logarithm is below 4e-6 (tests/unit/test_sampling.py).
 
-Hash: two rounds of the `lowbias32` integer mix (C. Wellons, "Hash Function Prospector") over the
-token id, each keyed with one half of a 64-bit row key; the row key comes from splitmix64 (Steele et
-al., OOPSLA 2014) over seed, index and position.
+Hash: two rounds of a 32-bit integer mix (shifts and multipliers found with C. Wellons' "Hash
+Function Prospector") over the token id, each keyed with one half of a 64-bit row key; the row key
+comes from splitmix64 (Steele et al., OOPSLA 2014) over seed, index and position.
 """
 
 from __future__ import annotations
