@@ -1,60 +1,85 @@
-"""A lone error leaves a nursery as itself; cancelling the nursery from inside ends the block."""
-
 from __future__ import annotations
 
 import pytest
 import trio
-import trio.testing
 
+from echo_p2p.errors import NetError, ProcessError
 from echo_p2p.nursery import open_nursery
 
 
-def test_a_cancelled_block_ends_quietly() -> None:
-    async def main() -> str:
-        async with open_nursery() as nursery:
-            nursery.cancel_scope.cancel()
-            await trio.sleep_forever()
-        return "after"
-
-    assert trio.run(main) == "after"
+async def fail(error: BaseException) -> None:
+    raise error
 
 
-def test_a_block_that_ends_ends_quietly() -> None:
-    async def main() -> str:
-        async with open_nursery() as nursery:
-            nursery.start_soon(trio.lowlevel.checkpoint)
-        return "after"
-
-    assert trio.run(main) == "after"
-
-
-def test_a_lone_error_comes_out_bare() -> None:
-    async def fail() -> None:
-        raise ValueError("one")
+def test_a_lone_error_comes_out_as_itself_with_its_cause() -> None:
+    cause = KeyError("why")
 
     async def main() -> None:
+        async with open_nursery() as outer, open_nursery() as inner:
+            outer.start_soon(trio.sleep_forever)
+            try:
+                raise cause
+            except KeyError as error:
+                inner.start_soon(trio.sleep_forever)
+                raise ProcessError("it died") from error
+
+    with pytest.raises(ProcessError, match="it died") as caught:
+        trio.run(main)
+    assert caught.value.__cause__ is cause
+    assert caught.value.__suppress_context__
+
+
+def test_a_task_s_error_too() -> None:
+    async def main() -> None:
         async with open_nursery() as nursery:
-            nursery.start_soon(fail)
+            nursery.start_soon(fail, NetError("gone"))
             await trio.sleep_forever()
 
-    with pytest.raises(ValueError, match="one"):
+    with pytest.raises(NetError, match="gone"):
         trio.run(main)
 
 
-def test_two_errors_stay_a_group() -> None:
-    async def fail(word: str) -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            raise ValueError(word)
+def test_several_errors_stay_a_group() -> None:
+    async def main() -> None:
+        async with open_nursery() as nursery:
+            nursery.start_soon(fail, NetError("one"))
+            nursery.start_soon(fail, ProcessError("two"))
+
+    with pytest.raises(ExceptionGroup) as caught:
+        trio.run(main)
+    assert {type(error) for error in caught.value.exceptions} == {NetError, ProcessError}
+
+
+def test_cancellation_goes_where_it_belongs() -> None:
+    async def main() -> list[str]:
+        seen = []
+        with trio.CancelScope() as scope:
+            async with open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                scope.cancel()
+                await trio.sleep_forever()
+            seen.append("not reached")
+        seen.append(f"caught {scope.cancelled_caught}")
+        async with open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            nursery.cancel_scope.cancel()
+        seen.append("own scope")
+        return seen
+
+    assert trio.run(main) == ["caught True", "own scope"]
+
+
+def test_without_errors_the_tasks_are_waited_for() -> None:
+    done: list[int] = []
+
+    async def work(number: int) -> None:
+        await trio.lowlevel.checkpoint()
+        done.append(number)
 
     async def main() -> None:
         async with open_nursery() as nursery:
-            nursery.start_soon(fail, "one")
-            nursery.start_soon(fail, "two")
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
+            for number in range(3):
+                nursery.start_soon(work, number)
 
-    with pytest.raises(BaseExceptionGroup) as caught:
-        trio.run(main)
-    assert len(caught.value.exceptions) == 2
+    trio.run(main)
+    assert sorted(done) == [0, 1, 2]

@@ -75,7 +75,7 @@ def noise_of(numbers: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 @cache
 def interesting_numbers() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """All near the ends, the middle and every power of two, and a quarter million spread between."""
+    """All near the ends, the middle and every power of two, and many spread between."""
     powers = 2 ** np.arange(33, dtype=np.int64)
     near = np.concatenate([powers, 2**32 - powers])[:, None] + np.arange(-600, 601)
     spread = np.arange(0, 2**32, 16_381, dtype=np.int64)
