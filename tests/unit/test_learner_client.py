@@ -5,26 +5,35 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import trio
 from learner_support import load_policy, make_config, scored, seeded_groups
 
 from echo_hub.learner.client import Learner, open_learner
 from echo_hub.learner.messages import Audit, AuditRollout, TrainGroup
+from echo_hub.learner.trainer import Trainer
 from echo_hub.models import addmix3_path
 from echo_p2p.errors import LearnerError, ProcessError
 
 CONFIG = make_config(learner={"threads": 1})
 
 
-@pytest.fixture(scope="module")
-def groups() -> list[TrainGroup]:
+def some_groups() -> list[TrainGroup]:
     sampled = seeded_groups(load_policy(CONFIG), random.Random(5), 4)
     return [scored(group, 0) for group in sampled]
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[TrainGroup]:
+    return some_groups()
 
 
 @asynccontextmanager
@@ -50,7 +59,7 @@ def audit_of(group: TrainGroup, adapter: Path) -> Audit:
     )
 
 
-def test_train_audit_and_resume(groups: list[TrainGroup], tmp_path: Path):
+def test_a_learner_from_its_first_update_to_its_death(groups: list[TrainGroup], tmp_path: Path):
     async def main() -> None:
         async with learner_in(tmp_path) as learner:
             assert (learner.version, learner.trainable) == (0, 112128)
@@ -65,30 +74,25 @@ def test_train_audit_and_resume(groups: list[TrainGroup], tmp_path: Path):
             assert audited.tokens == sum(len(r.tokens) for r in groups[0].rollouts)
             with pytest.raises(LearnerError, match="cannot read"):
                 await learner.audit(audit_of(groups[0], tmp_path / "nowhere"), deadline_s=60)
-        async with learner_in(tmp_path, tmp_path / "v1") as learner:
-            assert learner.version == 1
-            trained = await learner.train(1, groups, out=tmp_path / "v2", deadline_s=60)
-            assert trained.metrics["lag_max"] == 1.0
-
-    trio.run(main)
-
-
-def test_a_learner_that_dies_is_a_process_error(groups: list[TrainGroup], tmp_path: Path):
-    async def main() -> None:
-        async with learner_in(tmp_path) as learner:
             os.kill(learner.pid, signal.SIGKILL)
             for _ in range(2):
                 with pytest.raises(ProcessError):
-                    await learner.train(0, groups, out=tmp_path / "v1", deadline_s=60)
+                    await learner.train(1, groups, out=tmp_path / "v2", deadline_s=60)
 
     trio.run(main)
-    assert {path.name for path in tmp_path.iterdir()} == {"v0"}
+    assert {path.name for path in tmp_path.iterdir()} == {"v0", "v1"}
 
 
-def test_a_command_given_up_on_ends_the_conversation(groups: list[TrainGroup], tmp_path: Path):
+def test_a_learner_resumed_and_then_given_up_on(groups: list[TrainGroup], tmp_path: Path):
+    checkpoint = tmp_path / "v1"
+    Trainer(load_policy(CONFIG), CONFIG).train(groups, checkpoint)
+
     async def main() -> None:
-        async with learner_in(tmp_path) as learner:
-            audit = audit_of(groups[0], tmp_path / "v0" / "adapter")
+        async with learner_in(tmp_path, checkpoint) as learner:
+            assert learner.version == 1
+            trained = await learner.train(1, groups, out=tmp_path / "v2", deadline_s=60)
+            assert trained.metrics["lag_max"] == 1.0
+            audit = audit_of(groups[0], checkpoint / "adapter")
             with trio.CancelScope() as scope:
                 scope.cancel()  # before it was sent: no harm done
                 await learner.audit(audit, deadline_s=60)
@@ -99,6 +103,38 @@ def test_a_command_given_up_on_ends_the_conversation(groups: list[TrainGroup], t
                 await learner.audit(audit, deadline_s=60)
 
     trio.run(main)
+
+
+PARENT = """
+import sys, trio
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_learner_client import learner_in, some_groups
+
+async def main(folder):
+    groups = some_groups() * 60
+    async with learner_in(folder) as learner:
+        print(learner.pid, flush=True)
+        await learner.train(0, groups, out=folder / "v1", deadline_s=60)
+        print("trained", flush=True)
+
+trio.run(main, Path(sys.argv[2]))
+"""
+
+
+def test_the_learner_of_a_killed_hub_ends_in_mid_update(tmp_path: Path):
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", PARENT, here, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        learner = psutil.Process(int(parent.stdout.readline()))
+        idle = learner.cpu_times().user
+        while learner.cpu_times().user < idle + 1.0:  # a second of work: well into the update
+            time.sleep(0.05)
+        parent.kill()
+        assert "trained" not in parent.stdout.read()
+    learner.wait(timeout=60)
+    assert not (tmp_path / "v1").exists()
 
 
 def test_a_start_that_fails_is_a_learner_error(tmp_path: Path):

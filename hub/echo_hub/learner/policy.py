@@ -27,8 +27,8 @@ from echo_p2p.errors import LearnerError
 HEAD_ELEMENTS = 1 << 23
 """Logits in memory at once: 32 MiB of float32."""
 
-Sequence_ = tuple[Sequence[int], Sequence[int]]
-"""A prompt and an answer, in token ids."""
+PromptAndAnswer = tuple[Sequence[int], Sequence[int]]
+"""In token ids."""
 
 _ADAPTER = "default"
 
@@ -89,7 +89,7 @@ class Policy:
         )
         return cls(model, lora, config.device)
 
-    def answers(self, sequences: Sequence[Sequence_]) -> tuple[torch.Tensor, torch.Tensor]:
+    def answers(self, sequences: Sequence[PromptAndAnswer]) -> tuple[torch.Tensor, torch.Tensor]:
         """One forward pass: hidden states [N, H] that predict the N answer tokens, and those [N].
 
         The answers lie end to end, in the order of `sequences`.
@@ -117,7 +117,7 @@ class Policy:
         for start in range(0, count, rows):
             yield slice(start, min(count, start + rows))
 
-    def logprobs(self, sequences: Sequence[Sequence_]) -> torch.Tensor:
+    def logprobs(self, sequences: Sequence[PromptAndAnswer]) -> torch.Tensor:
         """Log-probabilities [N] of all answer tokens, end to end; differentiable.
 
         Where the logits of all tokens would be many, they are computed again for the backward pass
