@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from echo_hub.service import Hub
 
 RISE_WANTED = {"addmix3": 0.3, "smollm2": 0.1}
-DEFAULT_UPDATES = {"addmix3": 25, "smollm2": 24}
+DEFAULT_UPDATES = {"addmix3": 30, "smollm2": 24}
 _NODE_GOODBYE_S = 20.0
 
 

@@ -83,7 +83,7 @@ class LearnerLoop:
 
     @property
     def idle_fraction(self) -> float:
-        """Share of the time since the first lease could be granted that the learner waited."""
+        """Share of the time since the first batch was there that the learner waited for others."""
         total = self.busy_s + self.waiting_s
         return self.waiting_s / total if total else 0.0
 
@@ -143,7 +143,8 @@ class LearnerLoop:
         if groups is None:
             return False
         ready = time.monotonic()
-        self.waiting_s += ready - started
+        if self.history:  # the first wait is for nodes to join, not for rollouts
+            self.waiting_s += ready - started
         self._state = ("training", ready)
         try:
             trained = await self._learner.train(

@@ -13,7 +13,7 @@ _ADDMIX3: dict[str, Any] = {
     "base": {"path": "addmix3"},
     "task": {"name": "addmix3"},
     "sampling": {"max_new_tokens": 34, "group_size": 8},
-    "learner": {"groups_per_update": 32, "learning_rate": 1e-3, "threads": 1},
+    "learner": {"groups_per_update": 32, "learning_rate": 5e-4, "threads": 1},
     "publish": {"chunk_bytes": 65536},
     "lease": {"seconds": 60, "groups_per_request": 16},
     "evaluation": {"prompts": 256},
