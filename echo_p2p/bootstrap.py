@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import IO, Annotated, Any
 from urllib.parse import urlsplit
 
-import multiaddr
 import trio
 from blake3 import blake3
 from pydantic import Field, field_validator, model_validator
@@ -30,6 +29,7 @@ from pydantic import Field, field_validator, model_validator
 from echo_p2p import PROTOCOL
 from echo_p2p.errors import ConfigError, IdentityError, UnreachableError
 from echo_p2p.identity import Identity, public_key_of
+from echo_p2p.net.addresses import Address, parse
 from echo_p2p.toml import MAX_FILE_BYTES, Strict, load_toml, parse_toml
 from echo_p2p.wire import MAX_ADDRESSES
 
@@ -45,42 +45,30 @@ DEMO_DIRECTORY_SEED = blake3(b"echo-p2p local demo directory").digest()
 _DEMO_PEER_IDS = frozenset(
     Identity.from_seed(seed).peer_id for seed in (DEMO_IDENTITY_SEED, DEMO_DIRECTORY_SEED)
 )
-_HOST_PROTOCOLS = ("ip4", "ip6", "dns", "dns4", "dns6")
-_MAX_ADDRESS_CHARACTERS = 256
 _READ_BYTES = 1 << 16
-
-
-def _components(address: str) -> list[tuple[str, str]]:
-    """(protocol, value) pairs of a multiaddr; ValueError if it is not one."""
-    if len(address) > _MAX_ADDRESS_CHARACTERS:
-        raise ValueError(f"an address of {len(address)} characters")
-    try:
-        parsed = multiaddr.Multiaddr(address)
-        parts = [(protocol.name, value or "") for protocol, value in parsed.items()]
-    except (multiaddr.exceptions.Error, ValueError) as error:
-        raise ValueError(f"{address!r} is not a multiaddr ({error})") from error
-    if len(parts) < 2:
-        raise ValueError(f"{address!r} is too short for an address")
-    return parts
 
 
 def peer_id_in(address: str) -> str:
     """The peer id that must answer at a dialable address; ValueError if it is not one."""
-    parts = _components(address)
-    names = [name for name, _ in parts]
-    if names[-1] != "p2p":
+    peer_id = _parse(address).peer_id
+    if peer_id is None:
         raise ValueError(f"{address!r} does not end in /p2p/<peer id>")
-    if names[0] not in _HOST_PROTOCOLS or names[1] != "tcp":
-        raise ValueError(f"{address!r} does not begin with /ip4, /ip6 or /dns and a /tcp port")
-    return parts[-1][1]
+    return peer_id
 
 
 def is_loopback(address: str) -> bool:
     """Whether an address leads to this machine itself."""
-    name, value = _components(address)[0]
-    if name in ("ip4", "ip6"):
-        return ipaddress.ip_address(value).is_loopback
-    return value == "localhost"
+    parsed = _parse(address)
+    if parsed.kind.startswith("ip"):
+        return ipaddress.ip_address(parsed.host).is_loopback
+    return parsed.host == "localhost"
+
+
+def _parse(address: str) -> Address:
+    try:
+        return parse(address)
+    except UnreachableError as error:
+        raise ValueError(error.message.rstrip(".")) from error
 
 
 class RunEntry(Strict):
