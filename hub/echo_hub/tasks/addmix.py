@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from echo_hub.tasks.base import Prompt, Split
-from echo_hub.tasks.splits import draw
+from echo_hub.tasks.splits import draw, rng_of
 
 
 class AddMix:
@@ -19,7 +19,7 @@ class AddMix:
         self._seed = seed
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        text, total = draw(split, index, self._seed, _sum)
+        text, total = draw(split, lambda attempt: _sum(rng_of(self._seed, split, index, attempt)))
         return Prompt(text, {"sum": total})
 
     def reward(self, prompt: Prompt, answer: str) -> float:

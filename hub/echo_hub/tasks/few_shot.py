@@ -10,7 +10,7 @@ import random
 import re
 
 from echo_hub.tasks.base import Prompt, Split
-from echo_hub.tasks.splits import draw
+from echo_hub.tasks.splits import draw, rng_of
 
 _SHOWN = "7 + 31 = 38\n21 + 34 = 55\n32 + 9 = 41\n35 + 16 = 51\n"  # none of them is ever asked
 _NUMBER = re.compile(r"\d+")
@@ -23,7 +23,7 @@ class FewShotAddition:
         self._seed = seed
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        text, total = draw(split, index, self._seed, _sum)
+        text, total = draw(split, lambda attempt: _sum(rng_of(self._seed, split, index, attempt)))
         return Prompt(_SHOWN + text, {"sum": total})
 
     def reward(self, prompt: Prompt, answer: str) -> float:

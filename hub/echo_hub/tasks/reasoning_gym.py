@@ -1,22 +1,25 @@
 """`reasoning-gym:<dataset>`: any of the reasoning-gym package's generators, scored by its own rule.
 
-Each prompt is made by a dataset of one item with a seed of its own, so it is a pure function of
-(split, index) however far the index goes. Some generators iterate over sets: programs that make
-prompts here must run with a fixed PYTHONHASHSEED, as the scorer processes do.
+Prompts come from small datasets, each with a seed of its own, so that a prompt is a pure function
+of (split, index) however far the index goes, and a generator that loads word lists does so once a
+dataset. Some generators iterate over sets: programs that make prompts here must run with a fixed
+PYTHONHASHSEED, as the scorer processes do.
 """
 
 from __future__ import annotations
 
 import difflib
-import random
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from echo_hub.tasks.base import Prompt, Split
-from echo_hub.tasks.splits import draw
+from echo_hub.tasks.splits import draw, rng_of
 from echo_p2p.errors import ConfigError
 
 _OURS = ("seed", "size")
+_SIZE = 256
+_KEPT_DATASETS = 16
 
 
 class ReasoningGym:
@@ -43,18 +46,25 @@ class ReasoningGym:
         if taken:
             raise ConfigError(f"task.options: {', '.join(taken)} cannot be set; the hub does.")
         self._gym: Any = reasoning_gym
-        self._dataset = dataset
+        self._name = dataset
         self._options = dict(options)
         self._seed = seed
+        self._dataset = lru_cache(_KEPT_DATASETS)(self._make)
         try:
-            self._scorer = self._make(0)
+            self._scorer = self._make("scorer")
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(
                 f"reasoning-gym's {dataset} does not take task.options = {self._options}: {error}."
             ) from error
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        text, entry = draw(split, index, self._seed, self._draw)
+        number, offset = divmod(index, _SIZE)
+
+        def item(attempt: int) -> tuple[str, dict[str, Any]]:
+            entry = self._dataset(split, number, attempt)[offset]
+            return entry["question"], entry
+
+        text, entry = draw(split, item)
         return Prompt(text, entry)
 
     def reward(self, prompt: Prompt, answer: str) -> float:
@@ -66,9 +76,6 @@ class ReasoningGym:
             )
         )
 
-    def _draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
-        entry = self._make(rng.getrandbits(31))[0]
-        return entry["question"], entry
-
-    def _make(self, seed: int) -> Any:
-        return self._gym.create_dataset(self._dataset, seed=seed, size=1, **self._options)
+    def _make(self, *which: str | int) -> Any:
+        seed = rng_of(self._seed, *which).getrandbits(31)
+        return self._gym.create_dataset(self._name, seed=seed, size=_SIZE, **self._options)

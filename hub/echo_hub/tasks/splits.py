@@ -26,19 +26,22 @@ def held_out(key: str) -> bool:
     return hashlib.blake2b(key.encode(), digest_size=1).digest()[0] % 16 < _HELD_OUT_OF_16
 
 
-def draw(
-    split: Split, index: int, seed: int, make: Callable[[random.Random], tuple[str, T]]
-) -> tuple[str, T]:
-    """Prompt number `index` of a split: the first drawn by `make` that belongs to it.
+def draw(split: Split, make: Callable[[int], tuple[str, T]]) -> tuple[str, T]:
+    """The first prompt of those that `make` draws which belongs to the split.
 
     Args:
-        make: draws a prompt: what identifies it, and what goes with it.
+        make: makes draw number 0, 1, 2, ...: the text that identifies it, and what goes with it.
     """
     for attempt in range(_MOST_DRAWS):
-        key, rest = make(random.Random(f"{seed}/{split}/{index}/{attempt}"))
+        key, rest = make(attempt)
         if held_out(key) == (split == "heldout"):
             return key, rest
     raise ConfigError(
         f"{_MOST_DRAWS} prompts drawn, none for the split {split!r}.",
         fix="The task has too few different prompts; widen its options.",
     )
+
+
+def rng_of(*parts: str | int) -> random.Random:
+    """A random source that is a function of these, the same in every process."""
+    return random.Random("/".join(map(str, parts)))
