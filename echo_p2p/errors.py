@@ -130,3 +130,9 @@ class RunFailedError(EchoError):
     """A run ended without reaching what was asked of it (the demo's reward did not rise)."""
 
     exit_code = 12
+
+
+class StoppedError(EchoError):
+    """Somebody stopped the program before it was done."""
+
+    exit_code = 130

@@ -113,7 +113,7 @@ def demo(
     ] = None,
 ) -> None:
     """A hub and a few nodes on this machine: watch a policy learn, then a summary."""
-    from echo_hub.demo import DemoOptions, run_demo
+    from echo_hub.demo import DemoOptions, check_rise, run_demo
 
     options = DemoOptions(
         nodes=nodes,
@@ -127,6 +127,7 @@ def demo(
     summary: dict[str, Any] = run_demo(options, live=not json_output)
     if json_output:
         typer.echo(json.dumps(summary))
+    check_rise(summary, model)
 
 
 def _end(error: EchoError) -> NoReturn:

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,13 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
+from rich.console import Console
+from rich.table import Table
 
 from echo_hub.live import show_progress
 from echo_hub.paths import RunFolder
 from echo_hub.presets import MODELS, Model, preset
 from echo_hub.setup_run import write_bootstrap
 from echo_hub.template import render_config
-from echo_p2p.errors import ConfigError, RunFailedError
+from echo_p2p.errors import ConfigError, RunFailedError, StoppedError
 from echo_p2p.identity import Identity
 from echo_p2p.nursery import open_nursery
 
@@ -62,24 +65,29 @@ class NodeTally:
 
 
 def run_demo(options: DemoOptions, *, live: bool) -> dict[str, Any]:
-    """Run it; the summary (see docs/operator.md), or RunFailedError if the reward did not rise."""
+    """Run it; returns the summary that docs/operator.md describes."""
     if options.model not in MODELS:
         raise ConfigError(f"there is no model {options.model!r}: choose from {', '.join(MODELS)}.")
     if options.mode not in ("async", "sequential"):
         raise ConfigError(f"mode {options.mode!r}: choose async or sequential.")
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     with _run_folder(options.keep) as folder:
-        summary = trio.run(_demo, options, folder, live)
-    wanted = RISE_WANTED[options.model]
+        summary = trio.run(_until_stopped, options, folder, live)
+    if live:
+        _print_summary(summary)
+    return summary
+
+
+def check_rise(summary: dict[str, Any], model: str) -> None:
+    """RunFailedError if the held-out reward did not rise as it must."""
+    wanted = RISE_WANTED[model]
     rise = summary["reward_after"] - summary["reward_before"]
     if rise < wanted:
-        print(json.dumps(summary), file=sys.stderr)
         raise RunFailedError(
             f"held-out reward went from {summary['reward_before']:.3f} to "
             f"{summary['reward_after']:.3f}: a rise of {rise:.3f}, {wanted} was wanted.",
             fix="Run it again with --keep FOLDER and look at the logs in it.",
         )
-    return summary
 
 
 @contextmanager
@@ -135,6 +143,32 @@ def _free_ports() -> tuple[int, int]:
             except (OSError, OverflowError):
                 continue
             return port, port + 1
+
+
+async def _until_stopped(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str, Any]:
+    """The demo, ended with all its processes by Ctrl-C or SIGTERM."""
+    summary: dict[str, Any] | None = None
+    async with open_nursery() as nursery:
+
+        async def watch() -> None:
+            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for _ in signals:
+                    nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        summary = await _demo(options, folder, live)
+        nursery.cancel_scope.cancel()
+    if summary is None:
+        raise StoppedError("the demo was stopped before its end.")
+    return summary
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    table = Table(title="what was just seen", title_justify="left", show_header=False, box=None)
+    for key, value in summary.items():
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        table.add_row(key.replace("_", " "), str(text) or "none")
+    Console().print(table)
 
 
 async def _demo(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str, Any]:

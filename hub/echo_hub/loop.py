@@ -192,6 +192,8 @@ class LearnerLoop:
         prompts = self._config.evaluation.prompts
         if not prompts:
             return
+        if self._complete():
+            self._state = ("evaluating", time.monotonic())
         rewards = await self._front.evaluate(version, prompts)
         if rewards:
             mean = sum(rewards) / len(rewards)
