@@ -14,6 +14,7 @@ differs from a stock DHT peer, and why:
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import tempfile
 import time
@@ -260,16 +261,22 @@ def _refuse_taken(listen: Sequence[str]) -> None:
     for address in listen:
         match address.split("/"):
             case ["", ("ip4" | "ip6") as kind, host, "tcp", port] if port.isdecimal():
-                family = socket.AF_INET6 if kind == "ip6" else socket.AF_INET
-                with socket.socket(family) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    try:
-                        probe.bind((host, int(port)))
-                    except OSError as error:
-                        raise DirectoryError(
-                            f"the directory cannot listen on {address}: {error.strerror}.",
-                            fix="Stop the other program there, or choose another port.",
-                        ) from error
+                if _is_taken(socket.AF_INET6 if kind == "ip6" else socket.AF_INET, host, int(port)):
+                    raise DirectoryError(
+                        f"the directory cannot listen on {address}: another program does.",
+                        fix="Stop it, or choose another port.",
+                    )
+
+
+def _is_taken(family: socket.AddressFamily, host: str, port: int) -> bool:
+    """True if somebody listens there; whatever else is wrong with it, p2pd says itself."""
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
 
 
 def _split(address: str) -> tuple[Multiaddr, PeerID]:

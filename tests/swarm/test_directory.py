@@ -275,7 +275,7 @@ async def test_the_address_lasts_and_peers_may_start_in_any_order(tmp_path: Path
                 listen=listen, identity_path=key, deadline_s=DEADLINE_S
             ) as named:
                 assert named.addresses == (address,)
-                with pytest.raises(DirectoryError, match=r"cannot listen on .* in use"):
+                with pytest.raises(DirectoryError, match="another program does"):
                     async with open_directory(listen=listen, deadline_s=DEADLINE_S):
                         pass
                 await early.publish(record(hub, version, soon()))
@@ -287,7 +287,7 @@ async def test_the_address_lasts_and_peers_may_start_in_any_order(tmp_path: Path
     ("options", "why"),
     [
         ({"listen": ("/ip4/127.0.0.1/nonsense/1",)}, "p2pd does not start on"),
-        ({"listen": ("/ip4/203.0.113.1/tcp/1",)}, "cannot listen on"),
+        ({"listen": ("/ip4/203.0.113.1/tcp/1",)}, "p2pd does not start on"),
         ({"initial_peers": ("/ip4/127.0.0.1/tcp/1",), "client_only": True}, "/p2p/<peer id>"),
         ({"initial_peers": ("nonsense/p2p/12D3KooW",), "client_only": True}, "/p2p/<peer id>"),
         ({"listen": LOOPBACK, "identity_path": Path("/nowhere/key")}, "/nowhere/key"),
