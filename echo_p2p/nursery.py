@@ -20,11 +20,12 @@ async def open_nursery() -> AsyncIterator[trio.Nursery]:
     try:
         async with trio.open_nursery() as nursery:
             yield nursery
-        return  # also when the block was cancelled, and the nursery absorbed that
     except BaseExceptionGroup as group:
         lone = group
         while isinstance(lone, BaseExceptionGroup) and len(lone.exceptions) == 1:
             lone = lone.exceptions[0]
         if isinstance(lone, BaseExceptionGroup):
             raise
+    else:
+        return  # also when the block was cancelled, and the nursery absorbed that
     raise lone  # outside the handler, which would have made the group its context

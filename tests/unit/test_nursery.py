@@ -64,9 +64,13 @@ def test_cancellation_goes_where_it_belongs() -> None:
             nursery.start_soon(trio.sleep_forever)
             nursery.cancel_scope.cancel()
         seen.append("own scope")
+        async with open_nursery() as nursery:
+            nursery.cancel_scope.cancel()
+            await trio.sleep_forever()
+        seen.append("in mid-block")
         return seen
 
-    assert trio.run(main) == ["caught True", "own scope"]
+    assert trio.run(main) == ["caught True", "own scope", "in mid-block"]
 
 
 def test_without_errors_the_tasks_are_waited_for() -> None:
