@@ -149,6 +149,12 @@ def test_token_ids_out_of_range_are_refused(policy: Policy):
             policy.answers([([5], [token])])
 
 
+def test_empty_prompts_and_answers_are_refused(policy: Policy):
+    for pair in (([], [5]), ([5], [])):
+        with pytest.raises(LearnerError, match="empty"):
+            policy.answers([([5], [5]), pair])
+
+
 def test_what_cannot_be_loaded_is_said_in_a_sentence(tmp_path: Path):
     config = make_config(learner={"target_modules": ["q_proj", "query"]})
     with pytest.raises(LearnerError, match=r"no linear layers named query.*may name down_proj"):

@@ -94,6 +94,8 @@ class Policy:
 
         The answers lie end to end, in the order of `sequences`.
         """
+        if not all(prompt and answer for prompt, answer in sequences):
+            raise LearnerError("a prompt or an answer is empty.")
         width = max(len(prompt) + len(answer) for prompt, answer in sequences)
         ids = torch.zeros((len(sequences), width), dtype=torch.long)
         predicts = torch.zeros((len(sequences), width), dtype=torch.bool)

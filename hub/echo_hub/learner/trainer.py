@@ -68,7 +68,14 @@ class Trainer:
             }
 
     def train(self, groups: Sequence[TrainGroup], out: Path) -> dict[str, float]:
-        """One update on `groups`; its checkpoint goes to `out`. Returns its metrics."""
+        """One update on `groups`; its checkpoint goes to `out`. Returns its metrics.
+
+        Of all rollouts: `reward_mean`, `reward_std`, `lag_mean`, `lag_max`, `tokens`,
+        `zero_advantage_groups`. Of those with an advantage: `trained_rollouts`, `padding` (share of
+        the computed tokens that were padding), `lag0_tokens`, and, if there are any, by how much
+        the nodes' log-probabilities differ from ours there: `mismatch_mean`, `mismatch_max`. Of the
+        step: `loss`, `grad_norm` (before it was clipped), `seconds`. See also `ratio_metrics`.
+        """
         before = {name: tensor.clone() for name, tensor in self._state().items()}
         try:
             metrics = self._update(groups)
