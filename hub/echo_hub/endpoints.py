@@ -6,7 +6,6 @@ for another run is refused; a watcher that does not read costs one stream and no
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -54,6 +53,7 @@ class Endpoints:
         front: Front,
         publisher: Publisher,
         on_bad_chunk: Callable[[str, BadChunkReport], None],
+        clock: Callable[[], float],
     ) -> None:
         self._run_id = run_id
         self._run_envelope = run_envelope
@@ -61,6 +61,7 @@ class Endpoints:
         self._front = front
         self._publisher = publisher
         self._on_bad_chunk = on_bad_chunk
+        self._clock = clock
         self._addresses: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         self._watchers = 0
         self._watcher_left = trio.Event()
@@ -129,7 +130,7 @@ class Endpoints:
             run=self._run_envelope,
             base=self._base_envelope,
             adapter=published.artifact.envelope if published else None,
-            hub_time=time.time(),
+            hub_time=self._clock(),
         )
 
     async def _watch(self, remote: Remote, stream: Stream) -> None:
@@ -144,7 +145,7 @@ class Endpoints:
                     seen = newer.version
                     await stream.send(encode(Announcement(adapter=newer.artifact.envelope)))
                 if quiet.cancelled_caught:
-                    await stream.send(encode(Heartbeat(hub_time=time.time())))
+                    await stream.send(encode(Heartbeat(hub_time=self._clock())))
         finally:
             self._watchers -= 1
             self._watcher_left.set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -69,13 +69,21 @@ class Hub:
 
 
 @asynccontextmanager
-async def open_hub(config: RunConfig, folder: RunFolder) -> AsyncIterator[Hub]:
-    """Assemble and start a hub; everything it started has ended when the block is left."""
+async def open_hub(
+    config: RunConfig, folder: RunFolder, *, clock: Callable[[], float] = time.time
+) -> AsyncIterator[Hub]:
+    """Assemble and start a hub; everything it started has ended when the block is left.
+
+    Args:
+        clock: Unix seconds; what leases, receipts and the ledger go by.
+    """
     identity = Identity.load(folder.identity)
     base = resolve_base(config.base.path)
     tokenizer = Tokenizer.load(base)
     async with AsyncExitStack() as stack:
-        ledger = await stack.enter_async_context(Ledger.open(folder.ledger, config.run.id))
+        ledger = await stack.enter_async_context(
+            Ledger.open(folder.ledger, config.run.id, clock=clock)
+        )
         recovered = await ledger.recover()
         version = recovered.version
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -106,7 +114,7 @@ async def open_hub(config: RunConfig, folder: RunFolder) -> AsyncIterator[Hub]:
             keep=config.staleness + 2,
         )
         base_artifact = await publisher.publish_base(base)
-        description = run_description(config, tokenizer, base_artifact.id, created_at=time.time())
+        description = run_description(config, tokenizer, base_artifact.id, created_at=clock())
         front = Front(
             config=config,
             identity=identity,
@@ -115,6 +123,7 @@ async def open_hub(config: RunConfig, folder: RunFolder) -> AsyncIterator[Hub]:
             tokenizer=tokenizer,
             recovered=recovered,
             audit=audit_with(learner, folder),
+            clock=clock,
         )
         endpoints = Endpoints(
             run_id=config.run.id,
@@ -123,6 +132,7 @@ async def open_hub(config: RunConfig, folder: RunFolder) -> AsyncIterator[Hub]:
             front=front,
             publisher=publisher,
             on_bad_chunk=_note_bad_chunk,
+            clock=clock,
         )
         hub_side.addresses_of = endpoints.addresses_of
         loop = LearnerLoop(
