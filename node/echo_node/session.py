@@ -31,10 +31,12 @@ from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import RunEntry
 from echo_p2p.errors import (
+    ConfigError,
     DeadlineError,
     EngineError,
     ManifestError,
     NetError,
+    PeerRefusedError,
     ProcessError,
     UnreachableError,
 )
@@ -48,6 +50,8 @@ CONNECT_S = 20.0
 LOAD_S = 3600.0
 FAREWELL_S = 30.0
 """How long a stopped node tries to reach a lost hub to hand in what it owes."""
+HOPELESS_REFUSALS = frozenset({"wrong_protocol", "wrong_run"})
+"""Refusals of a greeting that trying again does not change."""
 DIRECTORY_FIRST, DIRECTORY_EVERY = 1, 4
 """Failed attempts after which the directory is asked, and then how often: its process is large."""
 
@@ -168,7 +172,14 @@ class Sessions:
             peer_id = await self._connect()
         hub = Hub(self._parts.peer, peer_id, self._parts.entry.id)
         with step(self._report, "greeting the hub", ANSWER_S + 5):
-            greeting = await hub.hello(f"torch {importlib.metadata.version('torch')}")
+            try:
+                greeting = await hub.hello(f"torch {importlib.metadata.version('torch')}")
+            except PeerRefusedError as error:
+                if error.code in HOPELESS_REFUSALS:
+                    raise ConfigError(
+                        error.message, fix="Is the bootstrap file the newest?"
+                    ) from error
+                raise
         self._learn(greeting)
         return hub, greeting.base
 

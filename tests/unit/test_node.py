@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import trio
@@ -19,13 +21,17 @@ from small_hub import RUN_ID, SmallHub, ThreadEngine
 from echo_node import hub as hub_module
 from echo_node import session as session_module
 from echo_node.engines.base import Completion
-from echo_node.events import Event, Joined, Summary, Trouble, Version
+from echo_node.events import Event, Joined, Step, Summary, Trouble, Version
 from echo_node.node import Node
 from echo_node.outbox import MAX_TRIES
 from echo_node.worker import jobs_of
 from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import RunEntry
+from echo_p2p.directory.client import open_directory
+from echo_p2p.directory.records import next_expiry
+from echo_p2p.envelope import seal
 from echo_p2p.errors import (
+    ConfigError,
     EchoError,
     ManifestError,
     NetError,
@@ -36,7 +42,7 @@ from echo_p2p.errors import (
 from echo_p2p.identity import Identity
 from echo_p2p.net.host import open_peer
 from echo_p2p.nursery import open_nursery
-from echo_p2p.wire import Submission, pack_tokens, unpack_logprobs, unpack_tokens
+from echo_p2p.wire import Latest, RunRecord, Submission, pack_tokens, unpack_logprobs, unpack_tokens
 
 torch.set_num_threads(1)
 
@@ -78,7 +84,7 @@ class Running:
 
 @asynccontextmanager
 async def a_node(hub: SmallHub, addresses: tuple[str, ...], folder: Path) -> AsyncIterator[Running]:
-    """A node of this run, at work until the block is left."""
+    """A node of this run, at work until the block is left; it is told these addresses."""
     entry = RunEntry(id=RUN_ID, hub_key=hub.identity.peer_id, addresses=(addresses * 3)[:3])
     identity = Identity.create()
     events: list[Event] = []
@@ -340,6 +346,42 @@ async def test_a_chunk_that_rotted_on_disk_is_fetched_again(
             await hub.changed.until(lambda: hub.answered() == 1)
 
 
+@in_trio
+async def test_a_hub_that_moved_is_found_through_the_directory(
+    hub: SmallHub, adapters: list[Path], tmp_path: Path
+) -> None:
+    hub.publish(0, adapters[0])
+    hub.order(1)
+    _, dead = fixed_address(hub)
+    async with (
+        hub.on_the_network() as peer,
+        open_directory(listen=["/ip4/127.0.0.1/tcp/0"], deadline_s=30) as directory,
+    ):
+        record = RunRecord(
+            run_id=RUN_ID,
+            version=0,
+            addresses=(*peer.addresses, "/ip4/127.0.0.1/tcp/1", "nonsense"),
+            adapter=None,
+            expires_at=next_expiry(previous=0.0, now=time.time(), life_s=600),
+        )
+        await directory.publish(seal(hub.identity, record))
+        async with a_node(hub, (*dead, *dead, directory.addresses[0]), tmp_path) as running:
+            await hub.changed.until(lambda: hub.answered() == 1)
+            programs = psutil.Process().children(recursive=True)
+            assert [program.name() for program in programs].count("p2pd") == 1  # not the node's
+    assert [event.step for event in running.of(Step)][:5] == [  # type: ignore[attr-defined]
+        "connecting to the hub",
+        "connecting to the hub",
+        "asking the directory where the hub is",
+        "connecting to the hub",
+        "greeting the hub",
+    ]
+
+
+def test_the_directory_is_asked_now_and_then() -> None:
+    assert [n for n in range(12) if session_module.asks_directory(n)] == [1, 5, 9]
+
+
 def _other_signer(hub: SmallHub) -> None:
     hub.signer = Identity.create()
 
@@ -352,9 +394,17 @@ def _other_base(hub: SmallHub) -> None:
     hub.description = {"base": bytes(32)}
 
 
+def _refuse(hub: SmallHub) -> None:
+    def latest() -> Latest:
+        raise PeerRefusedError("this hub serves run 'other'", code="wrong_run")
+
+    hub._latest = latest  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("spoil", "error", "complaint"),
     [
+        (_refuse, ConfigError, "serves run 'other'"),
         (_other_signer, SignatureError, "is signed by"),
         (_other_run, EchoError, "described run 'other'"),
         (_other_base, ManifestError, "base model is not the one"),

@@ -87,7 +87,7 @@ class Merger:
     def __init__(self, model: torch.nn.Module, shape: Mapping[str, Any]) -> None:
         config = LoraConfig(**shape, task_type="CAUSAL_LM")
         try:
-            wrapped = get_peft_model(model, config)  # type: ignore[arg-type]
+            wrapped = get_peft_model(model, config)
         except ValueError as error:
             raise EngineError(f"this adapter does not fit the base model: {error}") from error
         inner = wrapped.base_model.model

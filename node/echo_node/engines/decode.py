@@ -21,7 +21,7 @@ from echo_node.engines.draw import Sampler
 _DROP_SHARE = 8  # rows are dropped when one in so many has ended
 
 
-class _GrowingLayer(DynamicLayer):
+class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
     """A cache layer that writes into spare room instead of copying itself at every token."""
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:

@@ -1,0 +1,152 @@
+"""What a volunteer reads, and what a program reads; and the small pure parts of a node."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from echo_node import console
+from echo_node.console import describe, open_console
+from echo_node.events import (
+    Engine,
+    Event,
+    Fetched,
+    Joined,
+    Note,
+    Progress,
+    Step,
+    Summary,
+    Trouble,
+    Version,
+)
+from echo_node.meter import Meter
+from echo_node.outbox import retry_delay_s
+from echo_node.paths import node_folder
+from echo_node.policies import fetch_deadline_s
+from echo_node.session import reconnect_delay_s
+
+COUNTS = {
+    "groups": 4,
+    "accepted": 2,
+    "rejected": {"stale": 1},
+    "unsent": 1,
+    "rollouts": 32,
+    "tokens": 900,
+    "bytes_from_hub": 1_234_567,
+    "bytes_from_peers": 999,
+    "bytes_sent": 0,
+}
+EVENTS: list[tuple[Event, str]] = [
+    (Step(step="greeting the hub"), "greeting the hub ..."),
+    (Joined(run="r", task="sums", node="N", hub="H"), "Joined run r (sums) as N."),
+    (
+        Engine(name="torch", device="cpu", dtype="float32", max_sequences=64),
+        "Engine: torch on cpu, float32.",
+    ),
+    (
+        Fetched(what="base model", done_bytes=500_000, total_bytes=1_000_000),
+        "fetching the base model: 50% of 1.0 MB",
+    ),
+    (Version(version=3), "version 3 is active"),
+    (
+        Progress(version=3, rollouts_per_s=12.34, tokens_per_s=456.7, **COUNTS),
+        "version 3 | 12.3 rollouts/s, 457 tokens/s | 2 groups accepted, rejected: stale 1, "
+        "1 to hand in | received 1.2 MB from the hub, 999 B from nodes; sent 0 B",
+    ),
+    (Trouble(message="Away.", retry_s=2.0), "Away. Trying again in 2 s."),
+    (Trouble(message="Odd."), "Odd."),
+    (Note(message="[bold]x"), "[bold]x"),
+    (
+        Summary(reason="complete", wall_s=61.2, **{**COUNTS, "rejected": {}, "unsent": 0}),
+        "The run is complete. Thank you! 61 s: 2 groups accepted, rejected: none | "
+        "received 1.2 MB from the hub, 999 B from nodes; sent 0 B",
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "sentence"), EVENTS)
+def test_every_event_is_a_sentence(event: Event, sentence: str) -> None:
+    assert describe(event) == sentence
+
+
+def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_console(json_lines=True) as report:
+        for event, _ in EVENTS:
+            report(event)
+    out = capsys.readouterr()
+    lines = [json.loads(line) for line in out.out.splitlines()]
+    assert [line["event"] for line in lines] == [
+        "step", "joined", "engine", "fetched", "version", "progress", "trouble", "trouble", "note",
+        "summary",
+    ]  # fmt: skip
+    assert lines[5]["rejected"] == {"stale": 1}
+    assert out.err == ""
+
+
+def test_plain_lines_and_a_live_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for forced in ("", "1"):
+        monkeypatch.setenv("FORCE_COLOR", forced)
+        monkeypatch.setenv("COLUMNS", "300")
+        with open_console(json_lines=False) as report:
+            for event, _ in EVENTS:
+                report(event)
+        shown = capsys.readouterr().err
+        assert "Joined run r" in shown
+        assert "[bold]x" in shown  # never taken for markup
+        assert "Thank you!" in shown
+
+
+def test_downloads_are_told_of_sparingly() -> None:
+    told: list[Event] = []
+    report = console._sparing(told.append)
+    for done in range(0, 1001):
+        report(Fetched(what="base model", done_bytes=done, total_bytes=1000))
+    assert len(told) < 20
+    assert isinstance(told[-1], Fetched)
+    assert told[-1].done_bytes == 1000
+
+
+def test_a_reader_that_is_gone_does_not_end_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with io.TextIOWrapper(io.FileIO(writing, "w"), write_through=True) as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        with open_console(json_lines=True) as report:
+            report(Note(message="x"))
+            report(Note(message="y"))
+
+
+def test_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ECHO_NODE_HOME", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    if sys.platform == "linux":
+        assert node_folder().root == tmp_path / "echo-p2p"
+    monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path / "here"))
+    assert node_folder().root == tmp_path / "here"
+    assert node_folder(tmp_path / "chosen").identity == tmp_path / "chosen" / "identity.pem"
+
+
+def test_rates_are_over_the_last_readings() -> None:
+    meter = Meter(100.0)
+    assert meter.rates(102.0, 10, 100) == (5.0, 50.0)
+    for second in range(104, 140, 2):
+        rates = meter.rates(second, 10, 100)
+    assert rates == (0.0, 0.0)
+    assert meter.elapsed(130.0) == 30.0
+
+
+def test_pauses_and_deadlines_grow_and_end() -> None:
+    pauses = [reconnect_delay_s(failures, 0.0) for failures in range(1, 12)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.5, 30.0)
+    assert reconnect_delay_s(3, 0.99) <= 2 * reconnect_delay_s(3, 0.0)
+    assert reconnect_delay_s(10_000, 0.5) <= 60.0
+    assert retry_delay_s(1) < retry_delay_s(2) <= retry_delay_s(50) == 30.0
+    assert 60 < fetch_deadline_s(10**6) < fetch_deadline_s(10**9)
