@@ -386,7 +386,8 @@ def unpack_tokens(data: bytes) -> list[int]:
     """Token ids from `pack_tokens`; WireError if the length is not a multiple of 4."""
     if len(data) % 4:
         raise WireError(f"{len(data)} bytes of token ids; their number must be a multiple of 4.")
-    return [int(token) for token in np.frombuffer(data, dtype="<u4")]
+    tokens: list[int] = np.frombuffer(data, dtype="<u4").tolist()
+    return tokens
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
@@ -398,4 +399,5 @@ def unpack_logprobs(data: bytes) -> list[float]:
     """Log-probabilities from `pack_logprobs` (NaN and infinities come through: check them)."""
     if len(data) % 4:
         raise WireError(f"{len(data)} bytes of log-probs; their number must be a multiple of 4.")
-    return [float(value) for value in np.frombuffer(data, dtype="<f4")]
+    logprobs: list[float] = np.frombuffer(data, dtype="<f4").tolist()
+    return logprobs

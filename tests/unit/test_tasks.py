@@ -13,7 +13,7 @@ from echo_hub.tasks.base import Prompt, Task
 from echo_hub.tasks.splits import draw, held_out
 from echo_p2p.errors import ConfigError
 
-NAMES = ["addmix3", "few-shot-addition", "reasoning-gym:chain_sum", "reasoning-gym:spell_backward"]
+NAMES = ["addmix3", "few-shot-addition", "reasoning-gym:chain_sum", "reasoning-gym:gcd"]
 
 
 @pytest.mark.parametrize("name", NAMES)
