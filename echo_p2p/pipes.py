@@ -4,8 +4,8 @@ The engine, the learner, the scorers and the directory are each a `python -m mod
 `ParentPipe`. A frame is a 4-byte big-endian length and a MessagePack message of the types
 both sides agreed on. Promises: a child that dies, hangs past a deadline or breaks the framing
 raises `ProcessError` in the parent with the tail of its stderr; a child whose parent is gone reads
-end-of-file and ends, so none is left behind; whatever a library prints to stdout in the child goes
-to stderr, never into the pipe.
+end-of-file and ends, even in the middle of work, so none is left behind; whatever a library prints
+to stdout in the child goes to stderr, never into the pipe.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from queue import SimpleQueue
 from typing import BinaryIO, TypeVar
 
 import msgspec
@@ -187,25 +189,49 @@ async def child_process(
 
 
 class ParentPipe:
-    """The child's side: blocking reads and writes on what were its stdin and stdout."""
+    """The child's side: blocking reads and writes on what were its stdin and stdout.
 
-    def __init__(self) -> None:
+    Args:
+        outlive_work: at end-of-file, let a command in progress finish; otherwise the process ends
+            at once, so that nothing of it is left to disturb the parent's successor.
+    """
+
+    def __init__(self, *, outlive_work: bool = False) -> None:
         self._in: BinaryIO = os.fdopen(os.dup(0), "rb")
         self._out: BinaryIO = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)  # prints of libraries go to stderr
         with open(os.devnull, "rb") as null:  # noqa: PTH123 - a descriptor is what is wanted
             os.dup2(null.fileno(), 0)
+        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
+        self._working = False
+        self._outlive_work = outlive_work
+        threading.Thread(target=self._read_frames, name="parent", daemon=True).start()
 
     def receive(self, kind: type[T]) -> T | None:
         """The next message; None when the parent has closed the pipe or is gone."""
+        self._working = False
+        body = self._frames.get()
+        if body is None:
+            return None
+        self._working = True
+        return decode(body, kind)
+
+    def _read_frames(self) -> None:
+        while (body := self._read_frame()) is not None:
+            self._frames.put(body)
+        if (self._working or not self._frames.empty()) and not self._outlive_work:
+            os._exit(0)
+        self._frames.put(None)
+
+    def _read_frame(self) -> bytes | None:
         header = self._in.read(_HEADER.size)
         if len(header) < _HEADER.size:
             return None
         size = _HEADER.unpack(header)[0]
-        if size > MAX_FRAME_BYTES:
-            raise ProcessError(f"the parent sent a frame of {size} bytes.")
+        if size > MAX_FRAME_BYTES:  # both ends are ours: the framing is lost, and with it all else
+            return None
         body = self._in.read(size)
-        return decode(body, kind) if len(body) == size else None
+        return body if len(body) == size else None
 
     def send(self, message: msgspec.Struct) -> None:
         """Write one message; ends the process quietly if the parent is gone."""

@@ -87,7 +87,7 @@ async def _answer(peer: DirectoryPeer, pipe: ParentPipe, command: Command) -> No
 
 def main() -> None:
     """Serve until the parent is gone."""
-    pipe = ParentPipe()
+    pipe = ParentPipe(outlive_work=True)
     with suppress(asyncio.CancelledError):  # the parent is gone
         asyncio.run(_main(pipe))
 

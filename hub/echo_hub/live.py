@@ -79,8 +79,11 @@ async def _json_lines(hub: Hub) -> None:
         addresses=hub.peer.addresses,
         version=hub.loop.version,
     )
-    seen, evaluated = 0, set(hub.loop.evaluations)
+    seen, evaluated, doing = 0, set(hub.loop.evaluations), ""
     while True:
+        if hub.loop.doing != doing:
+            doing = hub.loop.doing
+            emit("learner", doing=doing, version=hub.loop.version)
         for facts in hub.loop.history[seen:]:
             seen += 1
             emit("update", **facts.as_dict())

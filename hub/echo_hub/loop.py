@@ -71,7 +71,8 @@ class LearnerLoop:
         self.busy_s = 0.0
         self.waiting_s = 0.0
         self.history: list[UpdateFacts] = []
-        self._state = ("starting", time.monotonic())
+        self.doing = "starting"
+        self._since = time.monotonic()
         self._changed = trio.Event()
         self._refusals = 0
         self._config = config
@@ -89,12 +90,15 @@ class LearnerLoop:
 
     def state(self, now: float) -> str:
         """What the learner does now, and for how long."""
-        word, since = self._state
-        return f"{word} for {now - since:.1f} s"
+        return f"{self.doing} for {now - self._since:.1f} s"
 
     async def changed(self) -> None:
-        """Wait for the next update or evaluation."""
+        """Wait for news: another state, an update, an evaluation."""
         await self._changed.wait()
+
+    def _do(self, what: str) -> None:
+        self.doing, self._since = what, time.monotonic()
+        self._wake()
 
     def _wake(self) -> None:
         self._changed.set()
@@ -138,14 +142,14 @@ class LearnerLoop:
     async def _update(self, stop: trio.Event) -> bool:
         """One update; False if `stop` was set while waiting for its batch."""
         started = time.monotonic()
-        self._state = ("waiting for rollouts", started)
+        self._do("waiting for rollouts")
         groups = await _unless(stop, self._front.take_batch)
         if groups is None:
             return False
         ready = time.monotonic()
         if self.history:  # the first wait is for nodes to join, not for rollouts
             self.waiting_s += ready - started
-        self._state = ("training", ready)
+        self._do("training")
         try:
             trained = await self._learner.train(
                 self.version,
@@ -193,7 +197,7 @@ class LearnerLoop:
         if not prompts:
             return
         if self._complete():
-            self._state = ("evaluating", time.monotonic())
+            self._do("evaluating")
         rewards = await self._front.evaluate(version, prompts)
         if rewards:
             mean = sum(rewards) / len(rewards)

@@ -8,12 +8,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from echo_hub.config import load_config
+from echo_hub.presets import preset
+from echo_hub.setup_run import init_run
+from echo_hub.template import render_config
 
 Event = dict[str, Any]
 
@@ -93,7 +99,7 @@ class Program:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
             try:
-                self._process.wait(20)
+                self._process.wait(45)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait(20)
@@ -107,6 +113,20 @@ class Stage:
         self.root = root
         self.run = root / "run"
         self._programs: list[Program] = []
+
+    def init(self, port: int, **overrides: dict[str, Any]) -> None:
+        """A run's folder as `echo-hub init` makes it, with some settings changed."""
+        folder = init_run(
+            self.run, run_id="e2e", model="addmix3", hosts=[], port=port, local_demo=False
+        )
+        network = load_config(folder.config).network.model_dump(mode="json")
+        changes = {**overrides, "network": {**network, **overrides.get("network", {})}}
+        config = preset("addmix3", run_id="e2e", overrides=changes)
+        folder.config.write_text(render_config(config), encoding="utf-8")
+
+    def ledger(self) -> sqlite3.Connection:
+        """The run's ledger, read only."""
+        return sqlite3.connect(f"file:{self.run / 'ledger.sqlite'}?mode=ro", uri=True)
 
     def hub(self) -> Program:
         program = Program(

@@ -19,6 +19,7 @@ from pipes_child import Do, Echo
 from echo_p2p import pipes
 from echo_p2p.errors import ProcessError
 from echo_p2p.pipes import Child, child_process
+from echo_p2p.wire import encode
 
 HERE = Path(__file__).parent
 DEADLINE_S = 30.0
@@ -219,3 +220,20 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
         parent.kill()
         _, alive = psutil.wait_procs([child], timeout=20)
         assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+
+
+def test_a_child_at_work_ends_with_its_parent() -> None:
+    body = encode(Do("hang"))
+    with subprocess.Popen(
+        [sys.executable, "-m", "pipes_child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    ) as child:
+        assert child.stdin is not None
+        child.stdin.write(len(body).to_bytes(4, "big") + body)
+        child.stdin.close()
+        try:
+            assert child.wait(60) == 0
+        finally:
+            child.kill()
