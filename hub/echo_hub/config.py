@@ -26,7 +26,8 @@ class RunSection(Strict):
     updates: Annotated[int, Field(ge=0)] = 0
     """Learner updates after which the run is complete; 0 goes on until stopped."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Seeds the adapter's initial weights, the order of prompts, and the leases' noise."""
+    """Seeds the adapter's initial weights and the task's prompts. (The leases' noise comes from a
+    secret of the run, so that no node can know it beforehand.)"""
 
 
 class BaseSection(Strict):

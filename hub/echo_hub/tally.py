@@ -74,14 +74,12 @@ class Tally:
         """A node asked for leases, with its newest version."""
         facts = self._nodes.setdefault(node, _Node())
         facts.version = version
-        facts.first_seen = facts.first_seen or now
-        facts.last_seen = now
+        self._saw(facts, now)
 
     def accept(self, node: bytes, rollouts: int, now: float) -> None:
         """A group passed the cheap checks."""
         facts = self._count(node, Code.ACCEPTED, rollouts)
-        facts.first_seen = facts.first_seen or now
-        facts.last_seen = now
+        self._saw(facts, now)
         facts.recent.append((now, rollouts))
         self._forget_old(facts, now)
 
@@ -132,6 +130,11 @@ class Tally:
             rejected=node.rollouts.total() - accepted,
             last_seen=node.last_seen,
         )
+
+    @staticmethod
+    def _saw(node: _Node, now: float) -> None:
+        node.first_seen = now if node.first_seen is None else node.first_seen
+        node.last_seen = now
 
     @staticmethod
     def _forget_old(node: _Node, now: float) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import trio
+import trio.lowlevel
+from sqlalchemy.exc import OperationalError
 from trio.testing import wait_all_tasks_blocked
 
 from echo_hub.assess import Group
@@ -22,7 +24,9 @@ from echo_hub.models import addmix3_path
 from echo_hub.scoring import open_scorers
 from echo_hub.tokens import Tokenizer
 from echo_p2p.envelope import open_envelope, seal
+from echo_p2p.errors import ConfigError, LedgerError
 from echo_p2p.identity import Identity
+from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import (
     Lease,
     LeaseRequest,
@@ -75,7 +79,7 @@ class World:
         async with (
             Ledger.open(self.path / "ledger.sqlite", "run", clock=lambda: self.now) as ledger,
             open_scorers(self.config, BASE) as scorers,
-            trio.open_nursery() as nursery,
+            open_nursery() as nursery,
         ):
             recovered = await ledger.recover()
             front = Front(
@@ -520,6 +524,42 @@ def test_received_but_unscored_groups_are_checked_after_a_restart(world: World) 
     world.run(before)
     world.run(after)
     assert len(world.audited) == 4
+
+
+def test_what_could_not_be_kept_can_be_handed_in_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(connection: Any, rows: Any) -> None:
+        raise OperationalError("INSERT", {}, Exception("database or disk is full"))
+
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        (lease,) = await node.leases(1)
+        with monkeypatch.context() as patch:
+            patch.setattr("echo_hub.ledger_rows.add_groups", full)
+            with pytest.raises(LedgerError, match="disk is full"):
+                await node.submit(node.answer(lease))
+        assert front.snapshot().running == 1
+        assert (await node.submit(node.answer(lease))).accepted
+        assert front.snapshot().running == 0
+
+    world.run(body)
+
+
+def test_prompts_that_cannot_be_made_are_passed_over_and_stop_the_hub_in_the_end(
+    world: World,
+) -> None:
+    world.config = config(sampling={"max_new_tokens": 510})  # no prompt leaves so much room
+
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        while True:
+            assert await node.leases(16) == []
+            assert front.snapshot().running == 0
+            await trio.lowlevel.checkpoint()
+
+    with pytest.raises(ConfigError, match="prompts in a row could not be made"):
+        world.run(body)
 
 
 def test_a_complete_run_sends_nodes_home(world: World) -> None:
