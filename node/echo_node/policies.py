@@ -1,7 +1,8 @@
 """The policy versions of a run on this machine: which is newest, which is here, which is in use.
 
 Invariants: versions only rise; a version is `ready` only whole; the one that is active and the one
-that is ready are pinned in the store, older ones are let go.
+that is ready are pinned in the store. Older ones are deleted, but for the last, which nodes that
+are a little behind may still ask for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from echo_p2p.swarm.fetch import Progress
 
 _FETCH_GRACE_S = 60.0
 _SLOWEST_BYTES_PER_S = 50e3
+KEPT_VERSIONS = 2
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class Policies:
         self._notice = notice
         self._newest: Artifact | None = None
         self._faulty = -1
-        self._held: dict[int, tuple[Artifact, Path, ExitStack]] = {}
+        self._held: dict[int, tuple[Path, ExitStack]] = {}
 
     def offer(self, artifact: Artifact) -> None:
         """Learn of a version. RollbackError for one older than the newest already seen."""
@@ -103,8 +105,9 @@ class Policies:
             pin = ExitStack()
             path = pin.enter_context(self._store.pin(artifact.id))
             self.ready = artifact.manifest.version
-            self._held[self.ready] = (artifact, path, pin)
+            self._held[self.ready] = (path, pin)
             self._let_go()
+            await trio.to_thread.run_sync(self._tidy, artifact)
 
     def _is_behind(self) -> bool:
         have = max(self._faulty, -1 if self.ready is None else self.ready)
@@ -112,7 +115,7 @@ class Policies:
 
     def path(self, version: int) -> Path:
         """Folder of the version that is ready or active."""
-        return self._held[version][1]
+        return self._held[version][0]
 
     def activated(self, version: int) -> None:
         """The engine has this version now."""
@@ -133,7 +136,20 @@ class Policies:
 
     def _let_go(self) -> None:
         for version in self._held.keys() - {self.ready, self.active}:
-            artifact, _, pin = self._held.pop(version)
-            pin.close()
-            self._exchange.withdraw(artifact.id)
+            self._held.pop(version)[1].close()
         self._notice.tell()
+
+    def _tidy(self, newest: Artifact) -> None:
+        """Delete versions of the run that nobody here or elsewhere needs any more."""
+        mine = [
+            artifact
+            for artifact in self._store.complete()
+            if artifact.manifest.kind == "adapter"
+            and artifact.manifest.run_id == newest.manifest.run_id
+            and artifact.key == newest.key
+        ]
+        mine.sort(key=lambda artifact: artifact.manifest.version)
+        for artifact in mine[:-KEPT_VERSIONS]:
+            if artifact.manifest.version not in (self.ready, self.active):
+                self._exchange.withdraw(artifact.id)
+                self._store.remove(artifact.id)

@@ -52,7 +52,7 @@ FAREWELL_S = 30.0
 """How long a stopped node tries to reach a lost hub to hand in what it owes."""
 HOPELESS_REFUSALS = frozenset({"wrong_protocol", "wrong_run"})
 """Refusals of a greeting that trying again does not change."""
-DIRECTORY_FIRST, DIRECTORY_EVERY = 1, 4
+DIRECTORY_FIRST, DIRECTORY_EVERY = 3, 4
 """Failed attempts after which the directory is asked, and then how often: its process is large."""
 
 

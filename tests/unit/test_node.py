@@ -14,7 +14,7 @@ import pytest
 import torch
 import trio
 from engine_models import CONTEXT, check_completion, make_adapter, make_base, reference
-from net_support import in_trio
+from net_support import in_trio, until
 from safetensors.torch import load_file, save_file
 from small_hub import RUN_ID, SmallHub, ThreadEngine
 
@@ -328,6 +328,21 @@ async def test_a_version_that_computes_nonsense_is_passed_over(
 
 
 @in_trio
+async def test_only_the_last_versions_stay_on_disk(
+    hub: SmallHub, base: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    async with hub.on_the_network() as peer, a_node(hub, peer.addresses, tmp_path) as running:
+        for version in range(5):
+            hub.publish(version, make_adapter(base, tmp_path / str(version), 20 + version))
+            await hub.changed.until(lambda: len(running.of(Version)) > version)  # noqa: B023
+        policies = running.node._parts.policies
+        await until(lambda: len(running.store.complete()) == 3)
+        kept = sorted(artifact.manifest.version for artifact in running.store.complete())
+        assert kept == [0, 3, 4]  # 0 is the base
+        assert list(policies._held) == [4]
+
+
+@in_trio
 async def test_a_chunk_that_rotted_on_disk_is_fetched_again(
     hub: SmallHub, adapters: list[Path], tmp_path: Path
 ) -> None:
@@ -369,9 +384,8 @@ async def test_a_hub_that_moved_is_found_through_the_directory(
             await hub.changed.until(lambda: hub.answered() == 1)
             programs = psutil.Process().children(recursive=True)
             assert [program.name() for program in programs].count("p2pd") == 1  # not the node's
-    assert [event.step for event in running.of(Step)][:5] == [  # type: ignore[attr-defined]
-        "connecting to the hub",
-        "connecting to the hub",
+    assert [event.step for event in running.of(Step)][:7] == [  # type: ignore[attr-defined]
+        *["connecting to the hub"] * 4,
         "asking the directory where the hub is",
         "connecting to the hub",
         "greeting the hub",
@@ -379,7 +393,7 @@ async def test_a_hub_that_moved_is_found_through_the_directory(
 
 
 def test_the_directory_is_asked_now_and_then() -> None:
-    assert [n for n in range(12) if session_module.asks_directory(n)] == [1, 5, 9]
+    assert [n for n in range(12) if session_module.asks_directory(n)] == [3, 7, 11]
 
 
 def _other_signer(hub: SmallHub) -> None:

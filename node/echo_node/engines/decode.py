@@ -19,6 +19,7 @@ from echo_node.engines.base import Completion, Job
 from echo_node.engines.draw import Sampler
 
 _DROP_SHARE = 8  # rows are dropped when one in so many has ended
+_ROOM = 32  # positions the cache grows by, at least
 
 
 class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
@@ -38,7 +39,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
         for i, states in enumerate((key_states, value_states)):
             if self._room[i].shape[-2] < end:
                 *outer, _, width = states.shape
-                larger = states.new_empty(*outer, 2 * end, width)
+                larger = states.new_empty(*outer, end + max(_ROOM, end // 4), width)
                 larger[..., :start, :] = self._room[i][..., :start, :]
                 self._room[i] = larger
             self._room[i][..., start:end, :] = states
@@ -191,6 +192,6 @@ def _completion(job: Job, tokens: list[int], logprobs: list[float]) -> Completio
 
 def _padded(rows: Sequence[Sequence[int]], filler: int, device: torch.device) -> torch.Tensor:
     """Rows of unequal length as one int64 tensor, filled up on the right; at least one column."""
-    width = max(1, *(len(row) for row in rows)) if rows else 1
+    width = max([1, *map(len, rows)])
     filled = [[*row, *[filler] * (width - len(row))] for row in rows]
     return torch.tensor(filled, dtype=torch.long, device=device)
