@@ -44,6 +44,9 @@ from echo_p2p.errors import LedgerError
 __all__ = ["Ledger", "PublishedVersion", "Recovered", "StoredGroup", "read_facts"]
 
 
+_MOST_READERS = 4  # the engine's pool of connections has one more, for the writer
+
+
 class Ledger:
     """A run's ledger, open for writing. Made by `Ledger.open`."""
 
@@ -53,6 +56,7 @@ class Ledger:
         self._secret = secret
         self._clock = clock
         self._writer = Writer(engine, str(path))
+        self._readers = trio.CapacityLimiter(_MOST_READERS)
         with engine.connect() as connection:
             self._last_group = connection.scalar(select(func.max(groups.c.id))) or 0
 
@@ -101,12 +105,18 @@ class Ledger:
         """What is known of a lease that is no longer open; None if it never was."""
 
         def look() -> ClosedLease | None:
-            query = select(leases.c.node, leases.c.state).where(leases.c.lease_id == lease_id)
+            # a lease's state says what is left to do for it; if its group was dropped, no longer
+            # that it was answered
+            query = (
+                select(leases.c.node, groups.c.id)
+                .outerjoin(groups, groups.c.lease_id == leases.c.lease_id)
+                .where(leases.c.lease_id == lease_id)
+            )
             with self._engine.connect() as connection:
                 row = connection.execute(query).one_or_none()
-            return ClosedLease(row.node, row.state == "answered") if row is not None else None
+            return ClosedLease(row.node, answered=row.id is not None) if row is not None else None
 
-        return await trio.to_thread.run_sync(look)
+        return await trio.to_thread.run_sync(look, limiter=self._readers)
 
     # --- groups -------------------------------------------------------------------------------
 
