@@ -240,6 +240,8 @@ def test_closed_leases_and_facts_are_remembered(tmp_path: Path) -> None:
         assert released is not None
         assert not released.answered
         assert await ledger.closed_lease(b"?" * 16) is None
+        await ledger.drop_groups([1], "audit_margin", release=[lease(0)])
+        assert await ledger.closed_lease(lease(0).lease_id) == answered
         assert await ledger.remember("base", "aa") == "aa"
         assert await ledger.remember("base", "bb") == "aa"
 
