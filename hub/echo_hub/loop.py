@@ -18,6 +18,7 @@ from typing import TypeVar
 import trio
 
 from echo_hub.buffer import ScoredGroup
+from echo_hub.checks import Code
 from echo_hub.config import RunConfig
 from echo_hub.front import Front
 from echo_hub.learner.client import Learner
@@ -179,7 +180,7 @@ class LearnerLoop:
         """Drop a batch that the learner would not step on; give up after several in a row."""
         self._refusals += 1
         log.error("update %d was refused and its batch dropped: %s", self.version + 1, error)
-        await self._ledger.drop_groups([group.group_id for group in groups], "learner_refused")
+        await self._front.drop_groups(groups, Code.LEARNER_REFUSED)
         if self._refusals >= REFUSALS_IN_A_ROW:
             raise LearnerError(
                 f"{self._refusals} updates in a row were refused, the last one because: {error}",

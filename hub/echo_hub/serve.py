@@ -44,9 +44,7 @@ async def _serve(config: RunConfig, folder: RunFolder, json_lines: bool) -> None
         nursery.cancel_scope.cancel()
 
 
-async def _watch_signals(
-    stop: trio.Event, *, task_status: Any = trio.TASK_STATUS_IGNORED
-) -> None:
+async def _watch_signals(stop: trio.Event, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         task_status.started()
         async for _ in signals:
