@@ -11,7 +11,12 @@ from echo_hub.config import RunConfig
 from echo_hub.paths import RunFolder
 from echo_hub.presets import MODELS, preset
 from echo_hub.template import render_config
-from echo_p2p.bootstrap import DEMO_IDENTITY_SEED, DEMO_RUN_ID, render_bootstrap
+from echo_p2p.bootstrap import (
+    DEMO_DIRECTORY_SEED,
+    DEMO_IDENTITY_SEED,
+    DEMO_RUN_ID,
+    render_bootstrap,
+)
 from echo_p2p.directory.identity import ensure_directory_identity
 from echo_p2p.errors import ConfigError
 from echo_p2p.identity import Identity
@@ -40,6 +45,8 @@ def init_run(
     made = RunFolder(root)
     identity = Identity.from_seed(DEMO_IDENTITY_SEED) if local_demo else Identity.create()
     identity.save(made.identity)
+    if local_demo:  # the packaged bootstrap file names this directory peer
+        Identity.from_seed(DEMO_DIRECTORY_SEED).save(made.directory_key)
     run = DEMO_RUN_ID if local_demo else run_id
     network: dict[str, Any] = {
         "listen": _listen(hosts, port),

@@ -90,7 +90,8 @@ class _PlainLines:
             self._next_progress = time.monotonic() + _PLAIN_PROGRESS_EVERY_S
         if not isinstance(event, Fetched | Version):
             stamp = time.strftime("%H:%M:%S")
-            self._console.print(f"{stamp} {describe(event)}", markup=False, highlight=False)
+            line = f"{stamp} {describe(event)}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class _Live:

@@ -30,12 +30,12 @@ class TorchEngine:
 
     Args:
         max_sequences: most answers in one batch; more jobs are answered in several.
-        device: a torch device; by default the accelerator there is, else the CPU.
+        device: a torch device; by default CUDA if there is one, else the CPU.
     """
 
     def __init__(self, *, max_sequences: int, device: str | None = None) -> None:
         self._max_sequences = max_sequences
-        self._device = torch.device(device or _best_device())
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._model: Any = None
         self._decoder: Decoder | None = None
         self._merger: Merger | None = None
@@ -133,9 +133,3 @@ def _check(job: Job, decoder: Decoder) -> None:
         raise EngineError(
             f"a prompt of {len(job.prompt)} tokens leaves no room in {decoder.context}."
         )
-
-
-def _best_device() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
