@@ -111,6 +111,9 @@ def demo(
     keep: Annotated[
         Path | None, typer.Option(help="Keep the run's folder and the nodes' logs here.")
     ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write the last screen to this SVG file.")
+    ] = None,
 ) -> None:
     """A hub and a few nodes on this machine: watch a policy learn, then a summary."""
     from echo_hub.demo import DemoOptions, check_rise, run_demo
@@ -123,6 +126,7 @@ def demo(
         seed=seed,
         model=model,
         keep=keep,
+        picture=picture,
     )
     summary: dict[str, Any] = run_demo(options, live=not json_output)
     if json_output:

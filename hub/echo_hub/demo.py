@@ -26,7 +26,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from echo_hub.live import show_progress
+from echo_hub.live import save_picture, show_progress
 from echo_hub.paths import RunFolder
 from echo_hub.presets import MODELS, Model, preset
 from echo_hub.setup_run import write_bootstrap
@@ -53,6 +53,7 @@ class DemoOptions:
     seed: int = 0
     model: str = "addmix3"
     keep: Path | None = None
+    picture: Path | None = None
 
 
 @dataclass
@@ -187,8 +188,9 @@ async def _demo(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str
             nodes.start_soon(_node, folder, number, tally)
         async with show_progress(hub, live=live):
             await hub.run(trio.Event())
-        with trio.move_on_after(_NODE_GOODBYE_S):
-            await hub.goodbye()
+        if options.picture is not None:
+            save_picture(hub, options.picture)
+        await hub.goodbye()
         nodes.cancel_scope.deadline = trio.current_time() + _NODE_GOODBYE_S
     return _summary(hub, tallies, time.monotonic() - started)
 

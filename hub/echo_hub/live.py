@@ -6,10 +6,12 @@ rate). Elsewhere: one line a version. With `json_lines`: one JSON object a line,
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -91,6 +93,13 @@ async def _json_lines(hub: Hub) -> None:
             evaluated.add(version)
             emit("evaluation", version=version, reward=hub.loop.evaluations[version])
         await hub.loop.changed()
+
+
+def save_picture(hub: Hub, path: Path) -> None:
+    """The screen as it is now, as an SVG file."""
+    console = Console(record=True, width=96, file=io.StringIO())
+    console.print(draw(hub, time.monotonic()))
+    console.save_svg(str(path), title="echo-hub demo")
 
 
 def plain_line(facts: UpdateFacts, snapshot: FrontSnapshot) -> str:

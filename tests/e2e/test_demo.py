@@ -1,0 +1,94 @@
+"""`echo-hub demo`, as a newcomer runs it: processes, a network, and a reward that rises."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+FIELDS = {
+    "reward_before",
+    "reward_after",
+    "updates",
+    "rollouts_accepted",
+    "rollouts_rejected",
+    "max_lag",
+    "bytes_from_hub",
+    "bytes_from_peers",
+    "learner_idle_fraction",
+    "wall_s",
+}
+
+
+def start(*options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "echo_hub.cli", "demo", "--json", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+
+
+def demo(*options: str) -> dict[str, Any]:
+    """Run a demo to its end; its summary."""
+    with start(*options) as process:
+        try:
+            out, errors = process.communicate(timeout=500)
+        finally:
+            process.terminate()
+    assert process.returncode == 0, errors[-3000:]
+    summary: dict[str, Any] = json.loads(out.splitlines()[-1])
+    assert set(summary) == FIELDS
+    return summary
+
+
+@pytest.mark.timeout(540)
+def test_a_policy_learns() -> None:
+    summary = demo("--nodes", "2", "--updates", "14")
+    assert summary["reward_after"] - summary["reward_before"] >= 0.3
+    assert summary["updates"] == 14
+    assert summary["rollouts_accepted"] >= 14 * 32 * 8
+    assert 0 < summary["max_lag"] <= 2
+    # everything came to each of two nodes once, and no more than about half of it from the hub
+    assert summary["bytes_from_peers"] > 0.5 * summary["bytes_from_hub"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("mode", ["async", "sequential"])
+def test_both_modes_reach_the_same_reward(mode: str) -> None:
+    rewards = [demo("--mode", mode, "--seed", str(seed))["reward_after"] for seed in (1, 2)]
+    assert min(rewards) > 0.85
+
+
+@pytest.mark.timeout(240)
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    with start("--nodes", "1", "--keep", str(tmp_path / "kept")) as process:
+        try:
+            family = wait_for_a_node(process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.terminate()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
+
+
+def wait_for_a_node(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All processes under the demo, as soon as its node is one of them."""
+    root = psutil.Process(process.pid)
+    while process.poll() is None:
+        family = root.children(recursive=True)
+        for child in family:
+            if "echo_node.cli" in child.cmdline():
+                return family
+        psutil.wait_procs(family, timeout=0.2)
+    raise AssertionError("the demo ended before it had started a node")
