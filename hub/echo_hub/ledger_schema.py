@@ -32,6 +32,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.exc import DatabaseError
+from sqlalchemy.pool import QueuePool
 
 from echo_p2p.errors import LedgerError
 
@@ -160,7 +161,8 @@ def open_engine(path: Path, *, read_only: bool) -> Engine:
             connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
         return connection
 
-    return create_engine("sqlite://", creator=connect)
+    # what this URL would choose by itself closes other threads' connections once there are six
+    return create_engine("sqlite://", creator=connect, poolclass=QueuePool, max_overflow=-1)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -244,6 +245,25 @@ def test_closed_leases_and_facts_are_remembered(tmp_path: Path) -> None:
         assert await ledger.closed_lease(lease(0).lease_id) == answered
         assert await ledger.remember("base", "aa") == "aa"
         assert await ledger.remember("base", "bb") == "aa"
+
+    with_ledger(tmp_path / "ledger.sqlite", body)
+
+
+def test_many_readers_at_once_leave_the_writer_alone(tmp_path: Path) -> None:
+    async def body(ledger: Ledger) -> None:
+        together = threading.Barrier(12)
+
+        def read() -> None:
+            with ledger._engine.connect() as connection:
+                together.wait(30)
+                connection.execute(select(leases)).all()
+
+        await add(ledger, 0)
+        async with trio.open_nursery() as nursery:
+            for _ in range(together.parties):
+                nursery.start_soon(trio.to_thread.run_sync, read)
+        await add(ledger, 1)
+        assert len((await ledger.recover()).groups) == 2
 
     with_ledger(tmp_path / "ledger.sqlite", body)
 
