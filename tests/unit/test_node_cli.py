@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ import psutil
 import pytest
 import trio
 from engine_models import make_adapter, make_base
-from net_support import in_trio, until
+from net_support import until
 from small_hub import RUN_ID, SmallHub
 
 from echo_p2p import __version__
 from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import render_bootstrap
 from echo_p2p.identity import Identity
+
+PATIENCE_S = 150.0  # an engine imports torch; on a busy machine that takes its time
 
 COMMAND = [sys.executable, "-m", "echo_node.cli"]
 
@@ -82,6 +85,20 @@ def test_each_error_is_a_sentence_and_an_exit_code(
     assert ended.returncode == code
     assert complaint in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test in trio."""
+
+    @functools.wraps(test)
+    def run_it(**fixtures: Any) -> None:
+        async def bounded() -> None:
+            with trio.fail_after(PATIENCE_S):
+                await test(**fixtures)
+
+        trio.run(bounded)
+
+    return run_it
 
 
 class NodeProcess:
