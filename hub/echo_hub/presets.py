@@ -27,7 +27,7 @@ _SMOLLM2: dict[str, Any] = {
         "groups_per_update": 8,
         "learning_rate": 3e-4,
         "threads": 1,
-        "microbatch_tokens": 2048,
+        "microbatch_tokens": 1024,
     },
     "lease": {"seconds": 300, "groups_per_request": 4},
     "evaluation": {"prompts": 96},

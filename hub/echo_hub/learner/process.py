@@ -2,15 +2,12 @@
 
 One command at a time, one answer each. A command that cannot be carried out is answered with
 `Failed` and changes nothing; whatever nobody foresaw ends the process, and its parent hears of it.
-If the hub dies the learner ends too, even in mid-update: a hub that was started again has a learner
+If the hub dies the learner ends too, even in mid-update (`ParentPipe`): a hub that was started again has a learner
 of its own by then, and two must not write the same checkpoint.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +20,6 @@ if TYPE_CHECKING:
     from echo_hub.learner.trainer import Trainer
 
 _COMMAND: Any = Command  # a union, which `type[T]` has no room for
-
-_WATCH_INTERVAL_S = 0.25  # much less than a new learner needs to load
 
 
 class Server:
@@ -84,15 +79,8 @@ def _start(command: Start) -> Trainer:
     return trainer
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_WATCH_INTERVAL_S)
-    os._exit(1)
-
-
 def main() -> None:
     pipe = ParentPipe()
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     server = Server()
     while (command := pipe.receive(_COMMAND)) is not None:
         pipe.send(server.answer(command))
