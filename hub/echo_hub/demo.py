@@ -206,10 +206,11 @@ async def _node(folder: RunFolder, number: int, tally: NodeTally) -> None:
         "--listen", "/ip4/127.0.0.1/tcp/0",
         "--threads", "1",
         "--json",
+        "--until-eof",
     ]  # fmt: skip
     with (folder.root / f"node-{number}.log").open("wb") as log:
         process = await trio.lowlevel.open_process(
-            command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env=os.environ
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=os.environ
         )
         try:
             assert process.stdout is not None

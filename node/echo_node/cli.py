@@ -93,6 +93,9 @@ def join(
     log_level: Annotated[
         str, typer.Option(help="debug, info, warning or error; goes to stderr.")
     ] = "warning",
+    until_eof: Annotated[
+        bool, typer.Option(hidden=True, help="Stop when stdin closes; for programs that start us.")
+    ] = False,
 ) -> None:
     """Join a run and work for it until Ctrl-C.
 
@@ -110,6 +113,7 @@ def join(
             listen=tuple(listen or [LISTEN]),
             threads=threads,
             max_sequences=max_sequences,
+            until_eof=until_eof,
         )
         raise typer.Exit(_run(options, json_lines))
 

@@ -8,6 +8,7 @@ process imports neither torch nor hivemind.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -41,7 +42,11 @@ QUIT = 130
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """What a volunteer chose. `bootstrap` and `run` None: the packaged file, its only run."""
+    """What a volunteer chose. `bootstrap` and `run` None: the packaged file, its only run.
+
+    `until_eof` is for programs that start nodes: the node stops when its stdin is closed, so it
+    does not outlive a starter that was killed.
+    """
 
     folder: NodeFolder
     bootstrap: str | None = None
@@ -49,6 +54,7 @@ class JoinOptions:
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     threads: int = 0
     max_sequences: int = 64
+    until_eof: bool = False
 
 
 async def join(options: JoinOptions, report: Callable[[Event], None]) -> int:
@@ -67,7 +73,7 @@ async def join(options: JoinOptions, report: Callable[[Event], None]) -> int:
         ) as engine,
     ):
         node = Node(entry, identity, store, peer, engine, report)
-        await node.run()
+        await node.run(until_eof=options.until_eof)
         return node.finish()
 
 
@@ -110,9 +116,11 @@ class Node:
         self._meter = Meter(trio.current_time())
         self._quit = False
 
-    async def run(self) -> None:
+    async def run(self, *, until_eof: bool) -> None:
         """Work until there is nothing more to do."""
         async with open_nursery() as nursery:
+            if until_eof:
+                nursery.start_soon(self._stop_at_eof)
             nursery.start_soon(self._obey_signals, nursery.cancel_scope)
             nursery.start_soon(self._tell_progress)
             await self._sessions.run()
@@ -131,6 +139,13 @@ class Node:
         if outbox.unsent and not complete:
             raise NetError(f"{outbox.unsent} groups could not be handed in: the hub is away.")
         return 0
+
+    async def _stop_at_eof(self) -> None:
+        def wait() -> None:
+            sys.stdin.read()
+
+        await trio.to_thread.run_sync(wait, abandon_on_cancel=True)
+        self._sessions.stop()
 
     async def _obey_signals(self, scope: trio.CancelScope) -> None:
         """The first Ctrl-C stops, the second quits at once."""

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,16 @@ def test_both_modes_reach_the_same_reward(mode: str) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_nothing_is_left_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
     with start("--nodes", "1", "--keep", str(tmp_path / "kept")) as process:
         try:
             family = wait_for_a_node(process)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
+            process.send_signal(number)
+            assert process.wait(60) == code
         finally:
-            process.terminate()
-    _, alive = psutil.wait_procs(family, timeout=30)
+            process.kill()
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
 
 
@@ -88,7 +90,8 @@ def wait_for_a_node(process: subprocess.Popen[str]) -> list[psutil.Process]:
     while process.poll() is None:
         family = root.children(recursive=True)
         for child in family:
-            if "echo_node.cli" in child.cmdline():
-                return family
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                if "echo_node.cli" in child.cmdline():
+                    return family
         psutil.wait_procs(family, timeout=0.2)
     raise AssertionError("the demo ended before it had started a node")
