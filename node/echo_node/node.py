@@ -144,7 +144,8 @@ class Node:
         def wait() -> None:
             sys.stdin.read()
 
-        await trio.to_thread.run_sync(wait, abandon_on_cancel=True)
+        # trio-typing, which libp2p brings, shadows trio's own types with older ones
+        await trio.to_thread.run_sync(wait, abandon_on_cancel=True)  # type: ignore[call-arg]
         self._sessions.stop()
 
     async def _obey_signals(self, scope: trio.CancelScope) -> None:
