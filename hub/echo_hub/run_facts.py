@@ -39,7 +39,7 @@ def run_description(
         group_size=config.sampling.group_size,
         staleness=config.staleness,
         vocab_size=tokenizer.vocab_size,
-        context=LONGEST_PROMPT + config.sampling.max_new_tokens,
+        context=min(LONGEST_PROMPT + config.sampling.max_new_tokens, tokenizer.context),
         dtype=config.base.dtype,
         created_at=created_at,
     )
