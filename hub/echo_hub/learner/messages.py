@@ -80,12 +80,18 @@ class Audited(_Frame, frozen=True):
     `max_margin`: largest shortfall of a claimed token's perturbed logit from the best one.
     `max_logprob_difference`: largest |claimed - derived| log-probability.
     `mismatches`: tokens that are not the argmax; `tokens`: all tokens checked.
+    `margins`, `differences`: how many exceed each of `audit.sequential.EDGES`. `chance`: sum of the
+    probabilities that an independent draw would have given another token; `bits`: sampling entropy.
     """
 
     max_margin: float
     max_logprob_difference: float
     mismatches: int
     tokens: int
+    margins: tuple[int, ...] = ()
+    differences: tuple[int, ...] = ()
+    chance: float = 0.0
+    bits: float = 0.0
 
 
 class Failed(_Frame, frozen=True):
