@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from programs import Event, Program, Stage
 
@@ -61,23 +62,30 @@ def named(name: str, **facts: object) -> Callable[[Event], bool]:
     return wanted
 
 
+def stop_in_mid_lease(stage: Stage, hub: Program, node: Program, key: bytes) -> list[Any]:
+    """Stop (SIGSTOP) the node at a moment when it holds leases; their ids."""
+    for version in range(2, 20):
+        hub.wait_for(named("update", version=version))
+        node.signal(signal.SIGSTOP)  # so that what it holds stays held while we look
+        with stage.ledger() as ledger:
+            query = "SELECT lease_id FROM leases WHERE node = ? AND state = 'open'"
+            if held := ledger.execute(query, (key,)).fetchall():
+                return held
+        node.signal(signal.SIGCONT)
+    raise AssertionError("the node never held a lease")
+
+
 def test_a_node_is_killed_in_mid_lease(stage: Stage, port: int) -> None:
-    stage.init(port, run={"updates": 8}, network={"directory": False}, **SMALL)
+    stage.init(port, run={"updates": 24}, network={"directory": False}, **SMALL)
     hub = stage.hub()
     hub.wait_for(named("serving"))
     nodes = [stage.node(number) for number in range(2)]
     joined = [node.wait_for(named("joined")) for node in nodes]
-    hub.wait_for(named("update", version=3))
-    nodes[0].signal(signal.SIGSTOP)  # so that what it holds stays held while we look
-    key = public_key_of(joined[0]["node"])
-    with stage.ledger() as ledger:
-        query = "SELECT lease_id FROM leases WHERE node = ? AND state = 'open'"
-        held = ledger.execute(query, (key,)).fetchall()
-    assert held
+    held = stop_in_mid_lease(stage, hub, nodes[0], public_key_of(joined[0]["node"]))
     nodes[0].kill()
     assert hub.wait(150) == 0
     assert nodes[1].wait() == 0
-    check_ledger(stage, 8)
+    check_ledger(stage, 24)
     check_receipts(stage, nodes[1], joined[1])
     with stage.ledger() as ledger:
         for (lease_id,) in held:
