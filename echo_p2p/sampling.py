@@ -1,201 +1,150 @@
 """Seeded sampling: the one definition of how a token is drawn, shared by engines and auditor.
 
-Sampling from softmax(z / T) equals argmax(z / T + g) with independent standard Gumbel noise g (the
-Gumbel-max trick). Here g is a *function* of (lease seed, rollout index, position, token id), so a
-rollout is a function of the policy, the prompt and the hub's seed, and can be derived again.
+Given raw logits z, temperature T, `top_k` (0 = off), `top_p` (1 = off) and a row's key:
 
-Promise: the noise is bit-identical in numpy and torch, on any device. It is built from 32-bit
-integer arithmetic and from single IEEE-754 float32 additions, multiplications and divisions, one
-array operation each; no library logarithm is called, since those differ in the last bit between
-libraries. Its error against the exact logarithm is below 4e-6 (tests/unit/test_sampling.py).
+1. s = z / T, in float32.
+2. Top-k admits token i if fewer than `top_k` tokens have a greater s. Equals are all admitted.
+3. Top-p admits token i, of those, if the tokens with a greater s have less than the share `top_p`
+   of the probability of all that top-k admitted. Equals are all admitted, or none.
+4. The token is the admitted one with the greatest s + g; of equals, the one with the lowest id.
 
-Hash: two rounds of a 32-bit integer mix (shifts and multipliers found with C. Wellons' "Hash
-Function Prospector") over the token id, each keyed with one half of a 64-bit row key; the row key
-comes from splitmix64 (Steele et al., OOPSLA 2014) over seed, index and position.
+g is standard Gumbel noise, so this samples from softmax(s) among the admitted tokens (the
+Gumbel-max trick). Here g is a *function* of (lease seed, rollout index, position, token id), see
+`echo_p2p.noise`: a rollout is a function of the policy, the prompt and the hub's seed, and can be
+derived again.
+
+Promise: numpy and torch draw the same tokens from the same logits, on any device. No sum depends
+on its order: probabilities are counted in integers, 2^30 for the likeliest token, which are made by
+single IEEE-754 float32 operations; `top_p` is taken to the nearest 2^-20.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from echo_p2p.noise import (
+    Numpy,
+    Torch,
+    gumbel_numpy,
+    gumbel_of_bits,
+    gumbel_torch,
+    hash_torch,
+    keys_at,
+    keys_to_torch,
+    row_key,
+    row_keys,
+)
+
 if TYPE_CHECKING:
     import torch
 
-_MASK64 = (1 << 64) - 1
-_LN2 = 0.6931471805599453
-_SMALL_VOCABULARY = 4096  # up to here the whole row costs less than finding who can win
+__all__ = [
+    "SMALL_VOCABULARY", "gumbel_numpy", "gumbel_torch", "keys_at", "keys_to_torch",
+    "lowest_admitted", "perturbed", "row_key", "row_keys", "sample", "sample_numpy",
+    "scaled_logits", "weights",
+]  # fmt: skip
+
+SMALL_VOCABULARY = 4096
+"""Up to here a whole row of noise costs less than finding out which tokens can win."""
+
+_TOP_P_BITS = 20
+_WEIGHT_BITS = 30
+_LOWEST = -21.0  # exp of it, times 2^30, is below 1
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_EXP_TERMS = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)
 
 
-def _splitmix64(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) & _MASK64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return x ^ (x >> 31)
+# --- what torch draws -----------------------------------------------------------------------------
 
 
-def row_key(seed: int, index: int, position: int) -> tuple[int, int]:
-    """The two 32-bit keys of one row of noise: one answer (`index`) at one `position`."""
-    state = _splitmix64(seed & _MASK64)
-    state = _splitmix64(state ^ index)
-    state = _splitmix64(state ^ position)
-    return state >> 32, state & 0xFFFFFFFF
+def perturbed(
+    logits: torch.Tensor,
+    noise: torch.Tensor,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> torch.Tensor:
+    """s + g of admitted tokens, -inf of others, float32: what the sampler takes the argmax of."""
+    return scaled_logits(logits, temperature, top_k, top_p) + noise
 
 
-def row_keys(rows: Sequence[tuple[int, int, int]]) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Keys of many rows (seed, index, position): shape [rows, 2], uint32."""
-    return keys_at(*np.asarray(rows, dtype=np.uint64).reshape(len(rows), 3).T)
+def scaled_logits(
+    logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0
+) -> torch.Tensor:
+    """s of admitted tokens, -inf of others: softmax of it is what the sampler samples from."""
+    scaled = logits.float() / temperature
+    if not _truncates(top_k, top_p, scaled.shape[-1]):
+        return scaled
+    return scaled.masked_fill(scaled < lowest_admitted(scaled, top_k, top_p), float("-inf"))
 
 
-def keys_at(seeds: Any, indices: Any, positions: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """`row_key` of arrays that broadcast against each other: their shape + [2], uint32."""
-    state: Any = np.zeros(1, dtype=np.uint64)  # an array: NumPy warns of overflow in scalars
-    for part in (seeds, indices, positions):
-        x = (state ^ np.asarray(part, dtype=np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = x ^ (x >> np.uint64(31))
-    return np.stack([state >> np.uint64(32), state & np.uint64(0xFFFFFFFF)], -1).astype(np.uint32)
+def sample(
+    logits: torch.Tensor,
+    keys: torch.Tensor,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> torch.Tensor:
+    """argmax of `perturbed`: int64 [rows], from raw logits [rows, vocab], keys int32 [rows, 2].
+
+    Rows are first drawn from all tokens. If the winner is an admitted one, it is the winner of the
+    admitted ones too; only the other rows need to be sorted.
+    """
+    scaled = logits.float() / temperature
+    drawn = _draw(scaled, keys)
+    if _truncates(top_k, top_p, scaled.shape[-1]):
+        odd = (~_admits(scaled, drawn, top_k, top_p)).nonzero()[:, 0]
+        if len(odd):
+            drawn[odd] = _draw(scaled_logits(logits[odd], temperature, top_k, top_p), keys[odd])
+    return drawn
 
 
-def gumbel_numpy(
-    keys: np.ndarray[Any, np.dtype[np.uint32]], vocab_size: int
-) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Gumbel noise, float32 [rows, vocab_size], for keys [rows, 2] from `row_keys`."""
-    x: Any = np.arange(vocab_size, dtype=np.uint32)[None, :] ^ keys[:, :1]
-    for key in (None, keys[:, 1:]):
-        if key is not None:
-            x = x ^ key
-        x = x ^ (x >> np.uint32(16))
-        x = x * np.uint32(0x21F0AAAD)
-        x = x ^ (x >> np.uint32(15))
-        x = x * np.uint32(0x735A2D97)
-        x = x ^ (x >> np.uint32(15))
-    return _gumbel_of_bits(x.view(np.int32), _Numpy)  # type: ignore[no-any-return]
-
-
-def gumbel_torch(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Gumbel noise, float32 [rows, vocab_size], on the device of `keys` (int32 [rows, 2])."""
-    return _gumbel_of_bits(_hash_torch(keys, vocab_size), _Torch)  # type: ignore[no-any-return]
-
-
-def _hash_torch(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
+def weights(scaled: torch.Tensor) -> torch.Tensor:
+    """Probabilities, up to a factor a row, as integers (int64): 2^30 for the likeliest token."""
     import torch
 
-    x = torch.arange(vocab_size, dtype=torch.int32, device=keys.device)[None, :] ^ keys[:, :1]
-    for key in (None, keys[:, 1:]):
-        if key is not None:
-            x ^= key
-        x ^= (x >> 16).bitwise_and_(0xFFFF)  # int32 shifts drag the sign along: mask it off
-        x *= 0x21F0AAAD
-        x ^= (x >> 15).bitwise_and_(0x1FFFF)
-        x *= 0x735A2D97
-        x ^= (x >> 15).bitwise_and_(0x1FFFF)
-    return x
+    whole: torch.Tensor = _weights(scaled, scaled.amax(-1, keepdim=True), Torch).to(torch.int64)
+    return whole
 
 
-class _Numpy:
-    where = staticmethod(np.where)
+def lowest_admitted(scaled: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """The least s that is admitted, a row: [rows, 1]."""
+    import torch
 
-    @staticmethod
-    def to_float(x: Any) -> Any:
-        return x.astype(np.float32)
-
-    @staticmethod
-    def to_int(x: Any) -> Any:
-        return x.astype(np.int32)
-
-    @staticmethod
-    def bits(x: Any) -> Any:
-        return x.view(np.int32)
-
-    @staticmethod
-    def from_bits(x: Any) -> Any:
-        return x.view(np.float32)
-
-    @staticmethod
-    def f32(value: float) -> Any:
-        return np.float32(value)
+    ordered = scaled.sort(-1, descending=True).values
+    size = scaled.shape[-1]
+    last = torch.full_like(ordered[:, :1], size - 1, dtype=torch.int64)
+    if 0 < top_k < size:
+        last = (ordered >= ordered[:, top_k - 1 : top_k]).sum(-1, keepdim=True) - 1
+    if top_p < 1.0:
+        mass = weights(ordered)
+        before = mass.cumsum(-1)
+        most = _share(before.gather(-1, last), top_p)
+        # of equals the first has the least before it: it stands for them all
+        inside = (before - mass < most).sum(-1, keepdim=True) - 1
+        last = torch.minimum(last, inside)
+    return ordered.gather(-1, last)
 
 
-class _Torch:
-    @staticmethod
-    def where(condition: Any, a: Any, b: Any) -> Any:
-        import torch
-
-        return torch.where(condition, a, b)
-
-    @staticmethod
-    def to_float(x: Any) -> Any:
-        import torch
-
-        return x.to(torch.float32)
-
-    @staticmethod
-    def to_int(x: Any) -> Any:
-        import torch
-
-        return x.to(torch.int32)
-
-    @staticmethod
-    def bits(x: Any) -> Any:
-        import torch
-
-        return x.view(torch.int32)
-
-    @staticmethod
-    def from_bits(x: Any) -> Any:
-        import torch
-
-        return x.view(torch.float32)
-
-    @staticmethod
-    def f32(value: float) -> Any:
-        return float(np.float32(value))
+def _admits(scaled: torch.Tensor, tokens: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """Whether each row's token is one of its admitted ones: bool [rows]."""
+    greater = scaled > scaled.gather(-1, tokens[:, None])
+    admitted = greater[:, 0] | True
+    inside = None
+    if 0 < top_k < scaled.shape[-1]:
+        admitted = greater.sum(-1) < top_k
+        inside = scaled >= scaled.topk(top_k, -1).values[:, -1:]
+    if top_p < 1.0:
+        mass = weights(scaled)
+        total = mass.sum(-1) if inside is None else (mass * inside).sum(-1)
+        admitted &= (mass * greater).sum(-1) < _share(total, top_p)
+    return admitted
 
 
-def _atanh_series(s: Any, ops: Any, terms: int) -> Any:
-    """2 * atanh(s) for small |s|, by Horner's rule on the odd series."""
-    q = s * s
-    total = q * ops.f32(1.0 / (2 * terms + 1))
-    for k in range(terms - 1, 0, -1):
-        total = (total + ops.f32(1.0 / (2 * k + 1))) * q
-    return (total + ops.f32(1.0)) * (s + s)
-
-
-def _log(y: Any, ops: Any) -> Any:
-    """ln(y) of positive normal float32: exponent * ln 2 + ln(mantissa in [0.75, 1.5))."""
-    bits = ops.bits(y)
-    exponent = ((bits >> 23) & 0xFF) - 127
-    mantissa = ops.from_bits((bits & 0x7FFFFF) | 0x3F800000)
-    high = mantissa >= ops.f32(1.5)
-    mantissa = ops.where(high, mantissa * ops.f32(0.5), mantissa)
-    exponent = ops.to_float(exponent) + ops.to_float(high)
-    s = (mantissa - ops.f32(1.0)) / (mantissa + ops.f32(1.0))
-    return exponent * ops.f32(_LN2) + _atanh_series(s, ops, 5)
-
-
-def _gumbel_of_bits(x: Any, ops: Any) -> Any:
-    """-ln(-ln(u)) with u = (n + 1/2) / 2^32, where n is the int32 `x` read as unsigned."""
-    upper = x < 0  # n >= 2^31, so u > 1/2: work with w = 1 - u, which float32 holds exactly enough
-    # -1 - x = 2^32 - 1 - n for the upper half
-    small = ops.where(upper, -1 - x, x)
-    y = ops.to_float(small) + ops.f32(0.5)
-    lower_e = ops.f32(32 * _LN2) - _log(y, ops)
-    w = y * ops.f32(2.0**-32)
-    upper_e = _atanh_series(w / (ops.f32(2.0) - w), ops, 8)
-    return ops.f32(0.0) - _log(ops.where(upper, upper_e, lower_e), ops)
-
-
-def perturbed(logits: torch.Tensor, noise: torch.Tensor, temperature: float) -> torch.Tensor:
-    """z / T + g in float32: what the sampler takes the argmax of, and the auditor the margin."""
-    return logits.float() / temperature + noise
-
-
-def sample(logits: torch.Tensor, keys: torch.Tensor, temperature: float) -> torch.Tensor:
-    """argmax of `perturbed`: int64 [rows], from raw logits [rows, vocab], keys int32 [rows, 2].
+def _draw(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """argmax of s + g.
 
     Exact, and fast at a large vocabulary: g rises with the hashed integer, so a row's largest
     integer bounds its noise. A token whose logit lies more than that bound below the value that
@@ -203,29 +152,82 @@ def sample(logits: torch.Tensor, keys: torch.Tensor, temperature: float) -> torc
     """
     import torch
 
-    if logits.shape[-1] <= _SMALL_VOCABULARY:
-        noise = gumbel_torch(keys, logits.shape[-1])
-        return perturbed(logits, noise, temperature).argmax(-1)
-    scaled = logits.float() / temperature
-    bits = _hash_torch(keys, scaled.shape[-1])
+    if scaled.shape[-1] <= SMALL_VOCABULARY:
+        return (scaled + gumbel_torch(keys, scaled.shape[-1])).argmax(-1)
+    bits = hash_torch(keys, scaled.shape[-1])
     flipped = torch.iinfo(torch.int32).min
     largest = (bits ^ flipped).amax(-1, keepdim=True) ^ flipped  # unsigned order
     top, likeliest = scaled.max(-1, keepdim=True)
-    reached = top + _gumbel_of_bits(bits.gather(-1, likeliest), _Torch)
-    bound = _gumbel_of_bits(largest, _Torch)
+    reached = top + gumbel_of_bits(bits.gather(-1, likeliest), Torch)
+    bound = gumbel_of_bits(largest, Torch)
     # the slack covers float32 rounding of the two sums compared
     slack = 1e-5 * (1.0 + reached.abs() + bound.abs())
     rows, tokens = torch.nonzero(scaled >= reached - bound - slack, as_tuple=True)
-    values = scaled[rows, tokens] + _gumbel_of_bits(bits[rows, tokens], _Torch)
+    values = scaled[rows, tokens] + gumbel_of_bits(bits[rows, tokens], Torch)
     dense = torch.full_like(scaled, float("-inf"))
     dense[rows, tokens] = values
     return dense.argmax(-1)
 
 
-def keys_to_torch(
-    keys: np.ndarray[Any, np.dtype[np.uint32]], device: torch.device | str = "cpu"
-) -> torch.Tensor:
-    """Row keys as the int32 tensor that the torch functions take (same bits)."""
-    import torch
+# --- the same, plainly ----------------------------------------------------------------------------
 
-    return torch.from_numpy(keys.view(np.int32).copy()).to(device)
+
+def sample_numpy(
+    logits: np.ndarray[Any, Any],
+    keys: np.ndarray[Any, np.dtype[np.uint32]],
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The reference: draws token by token as the module's docstring says it, and knows no torch."""
+    noise = gumbel_numpy(keys, logits.shape[-1])
+    scaled = logits.astype(np.float32) / np.float32(temperature)
+    drawn = [
+        int(np.where(_admitted(row, top_k, top_p), row + gumbel, np.float32("-inf")).argmax())
+        for row, gumbel in zip(scaled, noise, strict=True)
+    ]
+    return np.array(drawn, dtype=np.int64)
+
+
+def _admitted(row: Any, top_k: int, top_p: float) -> Any:
+    order = np.argsort(-row, kind="stable")
+    greater = np.searchsorted(-row[order], -row, side="left")
+    admitted = greater < top_k if top_k else np.ones(len(row), dtype=bool)
+    if top_p < 1.0:
+        mass = np.where(admitted, _weights(row, row.max(), Numpy).astype(np.int64), 0)
+        heavier = np.concatenate([[0], mass[order].cumsum()])[greater]
+        admitted &= heavier < _share(mass.sum(), top_p)
+    return admitted
+
+
+# --- what both share ------------------------------------------------------------------------------
+
+
+def _truncates(top_k: int, top_p: float, vocab_size: int) -> bool:
+    return 0 < top_k < vocab_size or top_p < 1.0
+
+
+def _share(total: Any, top_p: float) -> Any:
+    """`top_p` * total in integers, rounded up: at least 1, so the likeliest token is admitted."""
+    share = max(1, round(top_p * (1 << _TOP_P_BITS)))
+    rest = (1 << _TOP_P_BITS) - 1
+    return (total >> _TOP_P_BITS) * share + (((total & rest) * share + rest) >> _TOP_P_BITS)
+
+
+def _weights(scaled: Any, top: Any, ops: Any) -> Any:
+    """2^30 * exp(scaled - top), float32, whose fraction is to be cut off; 0 where below exp(-21).
+
+    exp(x) = 2^n * exp(r) with |r| <= ln(2) / 2, by Taylor's polynomial.
+    """
+    x = scaled - top
+    tiny = x < ops.f32(_LOWEST)
+    x = ops.where(tiny, ops.f32(_LOWEST), x)
+    n = ops.to_int(x * ops.f32(1.4426950408889634) - ops.f32(0.5))  # truncates: to the nearest
+    whole = ops.to_float(n)
+    r = (x - whole * ops.f32(_LN2_HIGH)) - whole * ops.f32(_LN2_LOW)
+    total = r * ops.f32(_EXP_TERMS[0])
+    for term in _EXP_TERMS[1:-1]:
+        total = (total + ops.f32(term)) * r
+    total = total + ops.f32(_EXP_TERMS[-1])
+    exact = total * ops.from_bits((n + (127 + _WEIGHT_BITS)) << 23)
+    return ops.where(tiny, ops.f32(0.0), exact)

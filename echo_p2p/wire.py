@@ -27,6 +27,7 @@ MAX_TOKENS = 32_768
 MAX_CHUNK_BYTES = 4 * MIB
 MAX_CHUNKS = 1 << 16
 MAX_ADDRESSES = 16
+MAX_VERDICTS = 64
 
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -56,11 +57,16 @@ class Signed(Message, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How tokens are drawn. `stop` are token ids that end an answer (kept in it)."""
+    """How tokens are drawn, as `echo_p2p.sampling` defines it (`top_k` 0 and `top_p` 1 are off).
+
+    `stop` are token ids that end an answer (kept in it).
+    """
 
     temperature: Annotated[float, Meta(gt=0, le=100)]
     max_new_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
     stop: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...], Meta(max_length=16)]
+    top_k: Annotated[int, Meta(ge=0, lt=2**24)] = 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
 class RunDescription(Signed, frozen=True):
@@ -209,10 +215,14 @@ class LeaseRequest(Message, frozen=True):
 
 
 class LeaseGrant(Message, frozen=True):
-    """Leases (envelopes), possibly none. `state` "complete" means the run is over: go home."""
+    """Leases (envelopes), possibly none. `state` "complete" means the run is over: go home.
+
+    `verdicts` are `Receipt`s (envelopes) for groups that were accepted and found unfit later on.
+    """
 
     leases: Annotated[tuple[EnvelopeBytes, ...], Meta(max_length=1024)]
     state: Literal["open", "complete"]
+    verdicts: Annotated[tuple[EnvelopeBytes, ...], Meta(max_length=MAX_VERDICTS)] = ()
 
 
 class LeaseReturn(Message, frozen=True):

@@ -49,6 +49,10 @@ class TaskSection(Strict):
 class SamplingSection(Strict):
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Divides the logits before sampling."""
+    top_k: Annotated[int, Field(ge=0, lt=2**24)] = 0
+    """Tokens that may be sampled: the so many likeliest; 0 is all of them."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Tokens that may be sampled: the likeliest whose probabilities reach this sum; 1 is all."""
     max_new_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 64
     """Longest answer, in tokens."""
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP)] = 8

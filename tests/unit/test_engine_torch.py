@@ -261,12 +261,15 @@ def test_a_prompt_outside_the_vocabulary_is_refused(engine: TorchEngine, prompt:
 
 
 @pytest.mark.parametrize("vocab_size", [50, 5000])
-def test_the_sampler_draws_what_the_definition_says(vocab_size: int) -> None:
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (7, 0.8)])
+def test_the_sampler_draws_what_the_definition_says(
+    vocab_size: int, top_k: int, top_p: float
+) -> None:
     rows = [(seed, index) for seed in (1, 2**63 - 1) for index in range(5)]
     sampler = Sampler(
         [seed for seed, _ in rows],
         [index for _, index in rows],
-        temperature=0.9,
+        sampling=Sampling(temperature=0.9, max_new_tokens=1, stop=(), top_k=top_k, top_p=top_p),
         vocab_size=vocab_size,
         device="cpu",
     )
@@ -278,4 +281,4 @@ def test_the_sampler_draws_what_the_definition_says(vocab_size: int) -> None:
             sampler.keep(kept)
         logits = torch.randn(len(rows), vocab_size, generator=generator)
         keys = keys_to_torch(row_keys([(*row, position) for row in rows]))
-        assert torch.equal(sampler.draw(logits, position), sample(logits, keys, 0.9))
+        assert torch.equal(sampler.draw(logits, position), sample(logits, keys, 0.9, top_k, top_p))

@@ -14,11 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo_p2p.noise import Numpy, Torch, _splitmix64, gumbel_of_bits
 from echo_p2p.sampling import (
-    _gumbel_of_bits,
-    _Numpy,
-    _splitmix64,
-    _Torch,
     gumbel_numpy,
     gumbel_torch,
     keys_at,
@@ -69,7 +66,7 @@ def exact_gumbel(n: Any) -> Any:
 
 def noise_of(numbers: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
     bits = np.asarray(numbers, dtype=np.uint32).view(np.int32)
-    noise: np.ndarray[Any, np.dtype[np.float32]] = _gumbel_of_bits(bits, _Numpy)
+    noise: np.ndarray[Any, np.dtype[np.float32]] = gumbel_of_bits(bits, Numpy)
     return noise
 
 
@@ -149,9 +146,9 @@ def test_numpy_and_torch_agree_at_every_edge_whatever_the_layout() -> None:
     numbers = interesting_numbers().astype(np.uint32)
     ours = noise_of(numbers)
     bits = torch.from_numpy(numbers.view(np.int32).copy())
-    assert _gumbel_of_bits(bits, _Torch).numpy().tobytes() == ours.tobytes()
+    assert gumbel_of_bits(bits, Torch).numpy().tobytes() == ours.tobytes()
     for start, stop, step in ((1, None, 1), (3, 1000, 7), (5, 12, 1)):
-        part = _gumbel_of_bits(bits[start:stop:step], _Torch).numpy()
+        part = gumbel_of_bits(bits[start:stop:step], Torch).numpy()
         assert part.tobytes() == ours[start:stop:step].tobytes()
     one_by_one = np.concatenate([noise_of(numbers[i : i + 1]) for i in range(500)])
     assert one_by_one.tobytes() == ours[:500].tobytes()

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from echo_hub.audit.margins import group_keys, token_evidence
+from echo_hub.audit.sequential import EDGES
 from echo_hub.learner.messages import Audit, Audited
 from echo_hub.learner.policy import Policy
 from echo_p2p.errors import LearnerError
@@ -37,6 +38,8 @@ def derive(policy: Policy, audit: Audit) -> Audited:
             logprobs[piece],
             keys=keys[piece],
             temperature=audit.temperature,
+            top_k=audit.top_k,
+            top_p=audit.top_p,
         )
         for piece in policy.slices(len(tokens))
     ]
@@ -47,4 +50,14 @@ def derive(policy: Policy, audit: Audit) -> Audited:
         max_logprob_difference=float(differences.max()),
         mismatches=int((margins > 0).sum()),
         tokens=len(tokens),
+        margins=_above_edges(margins),
+        differences=_above_edges(differences),
+        chance=sum(float(evidence.chances.sum()) for evidence in found),
+        bits=sum(float(evidence.bits.sum()) for evidence in found),
     )
+
+
+def _above_edges(values: torch.Tensor) -> tuple[int, ...]:
+    """How many values exceed each of `EDGES`."""
+    edges = torch.tensor(EDGES, device=values.device)
+    return tuple((values[:, None] > edges).sum(0).tolist())

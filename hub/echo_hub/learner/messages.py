@@ -72,6 +72,8 @@ class Audit(_Frame, frozen=True):
     seed: int
     temperature: float
     rollouts: list[AuditRollout]
+    top_k: int = 0
+    top_p: float = 1.0
 
 
 class Audited(_Frame, frozen=True):

@@ -72,7 +72,7 @@ class Decoder:
 
     @torch.inference_mode()
     def sample(self, jobs: Sequence[Job]) -> list[Completion]:
-        """Answer jobs that share one temperature; results in their order."""
+        """Answer jobs that share one way of drawing tokens; results in their order."""
         batch = _Batch(self, jobs)
         position = 0
         while batch.take(position):
@@ -122,7 +122,7 @@ class _Batch:
         self._sampler = Sampler(
             [job.seed for job in jobs],
             [job.index for job in jobs],
-            temperature=jobs[0].sampling.temperature,
+            sampling=jobs[0].sampling,
             vocab_size=decoder.vocab_size,
             device=device,
         )

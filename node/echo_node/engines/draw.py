@@ -12,9 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from echo_p2p.sampling import gumbel_torch, keys_at, keys_to_torch, perturbed, sample
+from echo_p2p.sampling import (
+    SMALL_VOCABULARY,
+    gumbel_torch,
+    keys_at,
+    keys_to_torch,
+    perturbed,
+    sample,
+)
+from echo_p2p.wire import Sampling
 
-_SMALL_VOCABULARY = 4096
 _POSITIONS = 64
 _NOISE_ELEMENTS = 1 << 15  # what stays in a core's cache
 
@@ -27,16 +34,16 @@ class Sampler:
         seeds: Sequence[int],
         indices: Sequence[int],
         *,
-        temperature: float,
+        sampling: Sampling,
         vocab_size: int,
         device: torch.device | str,
     ) -> None:
         self._seeds = np.asarray(seeds, dtype=np.uint64)
         self._indices = np.asarray(indices, dtype=np.uint64)
-        self._temperature = temperature
+        self._how = (sampling.temperature, sampling.top_k, sampling.top_p)
         self._vocab_size = vocab_size
         self._device = device
-        self._small = vocab_size <= _SMALL_VOCABULARY
+        self._small = vocab_size <= SMALL_VOCABULARY
         self._ready = range(0)  # positions whose keys, and noise if small, are at hand
         self._keys = self._noise = torch.empty(0)
 
@@ -46,8 +53,8 @@ class Sampler:
             self._prepare(position)
         at = position - self._ready.start
         if self._small:
-            return perturbed(logits, self._noise[at], self._temperature).argmax(-1)
-        return sample(logits, self._keys[at], self._temperature)
+            return perturbed(logits, self._noise[at], *self._how).argmax(-1)
+        return sample(logits, self._keys[at], *self._how)
 
     def keep(self, rows: torch.Tensor) -> None:
         """Go on with these rows only, in this order."""

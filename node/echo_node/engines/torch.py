@@ -89,9 +89,10 @@ class TorchEngine:
             raise EngineError("no policy version is active.")
         for job in jobs:
             _check(job, self._decoder)
-        batches: dict[float, list[int]] = defaultdict(list)
+        batches: dict[tuple[float, int, float], list[int]] = defaultdict(list)
         for number, job in enumerate(jobs):
-            batches[job.sampling.temperature].append(number)
+            how = job.sampling
+            batches[how.temperature, how.top_k, how.top_p].append(number)
         answers: dict[int, Completion] = {}
         for numbers in batches.values():
             for start in range(0, len(numbers), self._max_sequences):
