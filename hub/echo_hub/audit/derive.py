@@ -6,14 +6,13 @@ from pathlib import Path
 
 import torch
 
-from echo_hub.audit.margins import group_keys, token_evidence
+from echo_hub.audit.margins import TokenEvidence, group_keys, token_evidence
 from echo_hub.audit.sequential import EDGES
 from echo_hub.learner.messages import Audit, Audited
 from echo_hub.learner.policy import Policy
 from echo_p2p.errors import LearnerError
 
 
-@torch.no_grad()
 def derive(policy: Policy, audit: Audit) -> Audited:
     """Derive a group again under the adapter it claims; the policy itself stays as it is.
 
@@ -21,6 +20,12 @@ def derive(policy: Policy, audit: Audit) -> Audited:
         LearnerError: the adapter cannot be read, or does not give finite logits. That is a fault of
             ours, and no evidence against the node.
     """
+    return summary(derive_tokens(policy, audit))
+
+
+@torch.no_grad()
+def derive_tokens(policy: Policy, audit: Audit) -> TokenEvidence:
+    """The evidence of every token of a group, its answers laid end to end; raises as `derive`."""
     answers = [rollout.tokens for rollout in audit.rollouts]
     claims = [value for rollout in audit.rollouts for value in rollout.logprobs]
     if not all(answers) or len(claims) != sum(map(len, answers)):
@@ -43,17 +48,21 @@ def derive(policy: Policy, audit: Audit) -> Audited:
         )
         for piece in policy.slices(len(tokens))
     ]
-    margins = torch.cat([evidence.margins for evidence in found])
-    differences = torch.cat([evidence.differences for evidence in found])
+    return TokenEvidence(*(torch.cat(part) for part in zip(*found, strict=True)))
+
+
+def summary(evidence: TokenEvidence) -> Audited:
+    """What the hub is told of some tokens."""
+    margins, differences = evidence.margins, evidence.differences
     return Audited(
         max_margin=float(margins.max()),
         max_logprob_difference=float(differences.max()),
         mismatches=int((margins > 0).sum()),
-        tokens=len(tokens),
+        tokens=len(margins),
         margins=_above_edges(margins),
         differences=_above_edges(differences),
-        chance=sum(float(evidence.chances.sum()) for evidence in found),
-        bits=sum(float(evidence.bits.sum()) for evidence in found),
+        chance=float(evidence.chances.sum()),
+        bits=float(evidence.bits.sum()),
     )
 
 

@@ -9,7 +9,7 @@ With top-k or top-p, `border` says what it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ from echo_p2p.sampling import gumbel_torch, keys_at, keys_to_torch, sample, scal
 _ROW_ELEMENTS = 1 << 22  # of noise at once, when much of a group is false
 
 
-@dataclass(frozen=True)
-class TokenEvidence:
+class TokenEvidence(NamedTuple):
     """Of each token [T]: `margins`, `differences` = |claimed - derived| log-probability, `chances`
     that an independent draw is another token, and sampling entropy in `bits`; all >= 0.
 
