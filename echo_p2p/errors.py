@@ -132,6 +132,12 @@ class RunFailedError(EchoError):
     exit_code = 12
 
 
+class BannedError(EchoError):
+    """The hub has banned this node from its run."""
+
+    exit_code = 13
+
+
 class StoppedError(EchoError):
     """Somebody stopped the program before it was done."""
 

@@ -24,7 +24,12 @@ class ChannelError(Exception):
 
 
 class Channel(Protocol):
-    """What the muxer needs of a secured connection. One task reads and one writes, at a time."""
+    """What the muxer needs of a secured connection. One task reads and one writes, at a time.
+
+    `address` is the IP address of the other side; empty if it is not known (a relayed connection).
+    """
+
+    address: str
 
     async def receive(self) -> list[bytes]:
         """The plaintext of the packets that are there; empty at the end."""
@@ -44,6 +49,7 @@ class NoiseChannel:
         self._seal = state.cipher_state_encrypt.encrypt_with_ad
         self._unseal = state.cipher_state_decrypt.decrypt_with_ad
         self._socket = socket
+        self.address = _address_of(socket)
         self._rest = b""
         early = session._drain(None)  # read ahead by libp2p while the muxer was negotiated
         self._early = [early] if early else []
@@ -95,6 +101,7 @@ class SessionChannel:
 
     def __init__(self, session: Any) -> None:
         self._session = session
+        self.address = ""
 
     async def receive(self) -> list[bytes]:
         try:
@@ -111,6 +118,13 @@ class SessionChannel:
 
     async def close(self) -> None:
         await self._session.close()
+
+
+def _address_of(socket: trio.SocketStream) -> str:
+    try:
+        return str(socket.socket.getpeername()[0])
+    except OSError:  # it is gone already
+        return ""
 
 
 def channel_of(session: Any) -> Channel:

@@ -95,6 +95,11 @@ class Connection(IMuxedConn):  # type: ignore[misc]
     def get_connection_type(self) -> Any:
         return self.secured_conn.get_connection_type()
 
+    @property
+    def remote_ip(self) -> str:
+        """Where the other side is; empty if that is not known."""
+        return self._channel.address
+
     def get_remote_address(self) -> Any:
         return self.secured_conn.get_remote_address()
 

@@ -36,7 +36,7 @@ def stream_acceptor(protocol: str, handler: StreamHandler) -> Callable[[Any], Aw
         stream = Stream(net_stream, peer_id, protocol)
         done = False
         try:
-            remote = Remote(peer_id, public_key_of(peer_id))
+            remote = Remote(peer_id, public_key_of(peer_id), net_stream.muxed_conn.remote_ip)
             with trio.CancelScope() as scope:
                 stream.when_over(scope.cancel)
                 await handler(remote, stream)

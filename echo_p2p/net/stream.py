@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -27,10 +27,11 @@ LOST = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError, OSE
 
 @dataclass(frozen=True)
 class Remote:
-    """Who is at the other end, as Noise has proved it."""
+    """Who is at the other end, as Noise has proved it, and at which IP address ("" unknown)."""
 
     peer_id: str
     public_key: bytes
+    address: str = field(default="", compare=False)
 
 
 class Stream:

@@ -14,21 +14,21 @@ from echo_hub.leases import OpenLease
 from echo_hub.ledger import StoredGroup
 from echo_hub.scoring import Scorers
 from echo_p2p.envelope import open_envelope
-from echo_p2p.wire import Submission, unpack_logprobs, unpack_tokens
+from echo_p2p.wire import Sampling, Submission, unpack_logprobs, unpack_tokens
 
 
 @dataclass(frozen=True)
 class Group:
     """An acknowledged group on its way to the learner.
 
-    `version` is the policy it claims, `seed` and `temperature` how its tokens were drawn.
+    `version` is the policy it claims, `seed` and `sampling` how its tokens were drawn.
     `rewards` is None until it was scored and audited; `prompt` is empty until it is needed.
     """
 
     group_id: int
     lease: OpenLease
     version: int
-    temperature: float
+    sampling: Sampling
     rollouts: list[AuditRollout]
     prompt: list[int]
     rewards: list[float] | None = None
@@ -39,7 +39,7 @@ class Group:
 
     @classmethod
     def of(
-        cls, group_id: int, lease: OpenLease, submission: Submission, temperature: float
+        cls, group_id: int, lease: OpenLease, submission: Submission, sampling: Sampling
     ) -> Group:
         """The group in a submission that passed the cheap checks."""
         rollouts = [
@@ -48,13 +48,13 @@ class Group:
             )
             for rollout in submission.rollouts
         ]
-        return cls(group_id, lease, submission.version, temperature, rollouts, [])
+        return cls(group_id, lease, submission.version, sampling, rollouts, [])
 
     @classmethod
-    def recovered(cls, stored: StoredGroup, temperature: float) -> Group:
+    def recovered(cls, stored: StoredGroup, sampling: Sampling) -> Group:
         """A group that was acknowledged before a restart."""
         submission = open_envelope(stored.envelope, Submission, key=stored.lease.node).message
-        group = cls.of(stored.group_id, stored.lease, submission, temperature)
+        group = cls.of(stored.group_id, stored.lease, submission, sampling)
         return replace(group, rewards=stored.rewards)
 
     def scored(self, rewards: Sequence[float]) -> ScoredGroup:
@@ -76,43 +76,60 @@ Audit = Callable[[Group], Awaitable[Audited | None]]
 """Derives a group again; None if that cannot be done now, which is not the node's fault."""
 
 
+@dataclass(frozen=True)
+class Assessed:
+    """A group with its prompt; its rewards, or why it is not fit to be trained on.
+
+    `evidence` is what the audit found, if there was one.
+    """
+
+    group: Group
+    verdict: list[float] | Rejection
+    evidence: Audited | None = None
+
+
 @dataclass
 class Assessor:
-    """Scores and audits groups. `audited` and `not_audited` count the groups chosen for audit."""
+    """Scores and audits groups. `audited` and `not_audited` count the groups chosen for audit.
+
+    `probability` says how likely a node's next group is to be chosen. One that was chosen is never
+    trained on without its audit.
+    """
 
     scorers: Scorers
     audit: Audit
     rules: AuditSection
+    probability: Callable[[bytes], float]
     rng: random.Random
     audited: int = 0
     not_audited: int = 0
 
-    async def assess(self, group: Group) -> tuple[Group, list[float] | Rejection]:
-        """The group with its prompt, and its rewards or why it is not fit to be trained on."""
+    async def assess(self, group: Group) -> Assessed:
+        """Score and, if it is chosen, audit a group."""
         lease = group.lease
         prompt = (await self.scorers.prompts(lease.split, [lease.index]))[0]
         if isinstance(prompt, str):
-            return group, Rejection(Code.SCORE_FAILED, prompt)
+            return Assessed(group, Rejection(Code.SCORE_FAILED, prompt))
         group = replace(group, prompt=prompt)
         if group.rewards is not None:
-            return group, group.rewards
+            return Assessed(group, group.rewards)
         rewards = await self.scorers.score(
             lease.split, lease.index, prompt, [rollout.tokens for rollout in group.rollouts]
         )
-        if isinstance(rewards, Rejection):
-            return group, rewards
-        return group, await self._audit(group) or rewards
+        chosen = self.rng.random() < self.probability(lease.node)
+        if isinstance(rewards, Rejection) or not chosen:
+            return Assessed(group, rewards)
+        return await self._audit(group, rewards)
 
-    async def _audit(self, group: Group) -> Rejection | None:
-        if self.rng.random() >= self.rules.probability:
-            return None
+    async def _audit(self, group: Group, rewards: list[float]) -> Assessed:
         evidence = await self.audit(group)
         if evidence is None:
             self.not_audited += 1
-            return None
+            return Assessed(group, Rejection(Code.NOT_AUDITED))
         self.audited += 1
-        return check_audit(
+        rejection = check_audit(
             evidence,
             max_margin=self.rules.max_margin,
             max_logprob_difference=self.rules.max_logprob_difference,
         )
+        return Assessed(group, rejection or rewards, evidence)

@@ -51,6 +51,8 @@ class Code(StrEnum):
     SCORE_FAILED = "score_failed"
     AUDIT_MARGIN = "audit_margin"
     AUDIT_LOGPROB = "audit_logprob"
+    NOT_AUDITED = "not_audited"
+    BANNED = "banned"
     LEARNER_REFUSED = "learner_refused"
     INTERRUPTED = "interrupted"
 
@@ -80,6 +82,8 @@ _SENTENCES = {
     Code.SCORE_FAILED: "The reward could not be computed; the group is left out.",
     Code.AUDIT_MARGIN: "A token is not the one that the claimed policy samples with this seed.",
     Code.AUDIT_LOGPROB: "A log-probability is not that of the claimed policy.",
+    Code.NOT_AUDITED: "The group was due for an audit and could not be audited; it is left out.",
+    Code.BANNED: "The node is banned from this run; what it handed in is left out.",
     Code.LEARNER_REFUSED: "The learner refused the update this group was part of.",
     Code.INTERRUPTED: "The hub was restarted during the evaluation this group belonged to.",
 }

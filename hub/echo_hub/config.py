@@ -102,15 +102,26 @@ class LeaseSection(Strict):
     """How long a node has to answer a lease."""
     groups_per_request: Annotated[int, Field(ge=1, le=1024)] = 16
     """Most leases granted in answer to one request."""
+    newcomer_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Share of one update's groups that nodes without a valid group may have in hand, together."""
 
 
 class AuditSection(Strict):
-    probability: Fraction = 0.25
-    """Share of groups whose tokens are derived again before they are trained on."""
+    probation: Annotated[int, Field(ge=1)] = 400
+    """K: of a node with n consecutive valid groups, a share of K / n (all at most, `floor` at
+    least) has its tokens derived again before it is trained on."""
+    floor: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Share of the groups of any node that is audited, however good its standing; 1 audits all."""
+    half_life_days: Annotated[float, Field(gt=0)] = 14.0
+    """Days after which half of a node's valid groups are forgotten."""
     max_margin: Annotated[float, Field(gt=0)] = 0.02
     """A token whose perturbed logit lies further below the best one condemns its group."""
     max_logprob_difference: Annotated[float, Field(gt=0)] = 0.02
     """A claimed log-probability further from the re-derived one condemns its group."""
+    beyond_doubt: Annotated[float, Field(ge=1)] = 10.0
+    """A margin or difference of so many times what is allowed is fraud, and no numerical noise."""
+    ban: bool = True
+    """Ban nodes for fraud; without it their false groups are rejected, and they go on."""
 
 
 class ScoringSection(Strict):
@@ -132,6 +143,9 @@ class NetworkSection(Strict):
     """Multiaddrs to listen on."""
     announce: tuple[str, ...] = ()
     """Multiaddrs given to nodes instead of the listened ones, without /p2p."""
+    keys_per_address: Positive = 32
+    """Nodes that one network address (of IPv6: one /64) may bring within an hour; loopback is not
+    counted."""
     directory: bool = True
     """Run a directory (DHT) process and publish the run's record in it."""
     directory_listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/42421",)

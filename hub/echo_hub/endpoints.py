@@ -1,7 +1,8 @@
 """What nodes may ask of the hub, over libp2p: one handler for requests, one for watch streams.
 
 Invariants: the party asking is the one Noise authenticated, never a field of the message; a request
-for another run is refused; a watcher that does not read costs one stream and nothing else.
+for another run is refused, and so is a banned key, or one too many from an address; a watcher that
+does not read costs one stream and nothing else.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 import trio
 
+from echo_hub.doors import KeysPerAddress
 from echo_hub.front import Front
 from echo_hub.publisher import Publisher
 from echo_p2p import PROTOCOL
@@ -54,7 +56,9 @@ class Endpoints:
         publisher: Publisher,
         on_bad_chunk: Callable[[str, BadChunkReport], None],
         clock: Callable[[], float],
+        keys_per_address: int,
     ) -> None:
+        self._keys = KeysPerAddress(keys_per_address)
         self._run_id = run_id
         self._run_envelope = run_envelope
         self._base_envelope = base_envelope
@@ -94,14 +98,24 @@ class Endpoints:
         self._check_run(getattr(request, "run_id", self._run_id))
         match request:
             case Hello():
+                self._admit(remote)
                 return self._hello(remote, request)
             case LatestRequest():
                 return self._latest()
             case LeaseRequest():
+                self._admit(remote)
                 return await self._front.request_leases(remote.public_key, request)
             case LeaseReturn():
                 return await self._front.return_leases(remote.public_key, request)
         raise PeerRefusedError("this is no request to a hub.", code="bad_message")
+
+    def _admit(self, remote: Remote) -> None:
+        self._front.check_admitted(remote.public_key)
+        if not self._keys.admit(remote.public_key, remote.address, self._clock()):
+            raise PeerRefusedError(
+                f"too many nodes have joined from {remote.address} within the last hour.",
+                code="too_many_keys",
+            )
 
     def _check_run(self, run_id: str) -> None:
         if run_id != self._run_id:

@@ -2,7 +2,7 @@
 
 Requests of nodes are answered by `granting` and `intake`; here a group goes on from its receipt
 through reward and audit into the buffer, and from there to the learner, or to the evaluation it
-belongs to. Promises:
+belongs to; `keeper` judges its node on the way. Promises:
 
 - groups wait in memory only as far as leases allow (`LeaseBook`), so a slow scorer, auditor or
   learner slows leases down and nothing else;
@@ -19,20 +19,24 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import msgspec
 import trio
 
-from echo_hub.assess import Assessor, Audit, Group
+from echo_hub.assess import Assessed, Assessor, Audit, Group
 from echo_hub.buffer import Buffer, ScoredGroup
 from echo_hub.checks import Code, Rejection, Standing
 from echo_hub.config import RunConfig
 from echo_hub.evaluation import Evaluation
 from echo_hub.granting import Granter
 from echo_hub.intake import Intake
+from echo_hub.keeper import Keeper
 from echo_hub.leases import OpenLease
 from echo_hub.ledger import Ledger, Recovered
+from echo_hub.reputation import InOrder
 from echo_hub.scoring import Scorers
-from echo_hub.tally import FrontSnapshot, Tally
+from echo_hub.tally import FrontSnapshot, NodeFacts, Tally
 from echo_hub.tokens import Tokenizer
 from echo_p2p.identity import Identity
 from echo_p2p.nursery import open_nursery
@@ -75,6 +79,8 @@ class Front:
         self._vocab_size = tokenizer.vocab_size
         self._sampling = Sampling(
             temperature=config.sampling.temperature,
+            top_k=config.sampling.top_k,
+            top_p=config.sampling.top_p,
             max_new_tokens=config.sampling.max_new_tokens,
             stop=tokenizer.eos,
         )
@@ -86,7 +92,19 @@ class Front:
         self._training = 0
         self._changed = trio.Event()
         self._to_check, self._received = trio.open_memory_channel[Group](float("inf"))
-        self._assessor = Assessor(scorers, audit, config.audit, rng or secrets.SystemRandom())
+        self._in_order = InOrder[Assessed]()
+        self._keeper = Keeper(
+            run_id=config.run.id,
+            rules=config.audit,
+            identity=identity,
+            ledger=ledger,
+            recovered=recovered,
+            clock=clock,
+            evict=self._evict,
+        )
+        self._assessor = Assessor(
+            scorers, audit, config.audit, self._keeper.probability, rng or secrets.SystemRandom()
+        )
         self._granter = Granter(
             config=config,
             identity=identity,
@@ -95,6 +113,8 @@ class Front:
             sampling=self._sampling,
             recovered=recovered,
             elsewhere=self._elsewhere,
+            proven=self._keeper.proven,
+            in_check=self._in_order.waiting,
             on_skipped=self._skipped,
             on_freed=self._wake,
         )
@@ -107,11 +127,12 @@ class Front:
             tally=self._tally,
             clock=clock,
             standing=self._standing,
+            keeper=self._keeper,
             on_accepted=self._check_later,
         )
         self._book = self._granter.book
         for stored in recovered.groups:
-            self._check_later(Group.recovered(stored, self._sampling.temperature))
+            self._check_later(Group.recovered(stored, self._sampling))
 
     async def run(self) -> None:
         """Check groups and expire leases, until cancelled."""
@@ -122,6 +143,7 @@ class Front:
             while True:
                 await trio.sleep(_TICK_S)
                 await self.expire()
+                await self._keeper.tick()
                 self._granter.check_prompts()
                 self._wake()
 
@@ -129,13 +151,20 @@ class Front:
 
     async def request_leases(self, node: bytes, request: LeaseRequest) -> LeaseGrant:
         """Leases for a node, now or within `wait_s`. Its newer request supersedes an older one."""
+        self.check_admitted(node)
         now = self._clock()
         self._tally.seen(node, request.version, now)
-        return await self._granter.request(node, request, now)
+        grant = await self._granter.request(node, request, now)
+        return msgspec.structs.replace(grant, verdicts=self._keeper.news_for(node))
+
+    def check_admitted(self, node: bytes) -> None:
+        """PeerRefusedError if a node is banned."""
+        self._keeper.check(node)
 
     async def return_leases(self, node: bytes, request: LeaseReturn) -> Done:
         """A node gives leases back; those that are not its own are left alone."""
-        await self._granter.release(request.lease_ids, node)
+        returned = await self._granter.release(request.lease_ids, node)
+        self._keeper.gave_back(node, returned)
         return Done()
 
     async def submit(self, node: bytes, request: Submit) -> SubmitReply:
@@ -144,7 +173,7 @@ class Front:
 
     async def expire(self) -> None:
         """Take back leases whose time is up. `run` does it every second."""
-        await self._granter.expire(self._clock())
+        self._keeper.expired(await self._granter.expire(self._clock()))
 
     def _standing(self) -> Standing:
         return Standing(
@@ -168,22 +197,34 @@ class Front:
 
     def _check_later(self, group: Group) -> None:
         self._checking += group.lease.split == "train"
+        self._in_order.enter(group.lease.node, group.group_id)
         self._to_check.send_nowait(group)
 
     async def _check_groups(self) -> None:
         async for group in self._received.clone():
-            checked, verdict = await self._assessor.assess(group)
-            if isinstance(verdict, Rejection):
-                await self._drop(checked, verdict)
-            else:
-                await self._keep(checked, verdict)
-            self._checking -= group.lease.split == "train"
-            self._wake()
+            node = group.lease.node
+            self._in_order.decide(group.group_id, await self._assessor.assess(group))
+            while (ready := self._in_order.take(node)) is not None:
+                await self._settle(ready)
+                self._in_order.done(node)
+                self._checking -= ready.group.lease.split == "train"
+                self._wake()
 
-    async def _keep(self, group: Group, rewards: list[float]) -> None:
-        lease = group.lease
+    async def _settle(self, assessed: Assessed) -> None:
+        verdict = await self._keeper.judge(assessed)
+        if isinstance(verdict, Rejection):
+            await self._drop(assessed.group, verdict)
+        else:
+            await self._keep(assessed, verdict)
+
+    async def _keep(self, assessed: Assessed, rewards: list[float]) -> None:
+        group, lease = assessed.group, assessed.group.lease
         if group.rewards is None:
-            await self._ledger.set_scored(group.group_id, rewards)
+            audited = assessed.evidence is not None
+            await self._ledger.set_scored(group.group_id, rewards, audited=audited)
+            if lease.node in self._keeper.reputation.bans:  # in the meantime
+                await self._drop(group, Rejection(Code.BANNED))
+                return
         if lease.split == "train":
             self._buffer.add(group.scored(rewards))
             return
@@ -197,6 +238,7 @@ class Front:
         lease = group.lease
         again = self._is_asked_again(group, rejection.code)
         self._tally.drop(lease.node, rejection.code, len(group.rollouts))
+        self._keeper.tell(lease.node, lease.lease_id, rejection)
         await self._ledger.drop_groups(
             [group.group_id], rejection.code, release=[lease] if again else []
         )
@@ -205,6 +247,13 @@ class Front:
         )
         if again:
             self._book.give_back(lease)
+
+    def _evict(self, node: bytes) -> tuple[list[int], list[OpenLease]]:
+        """Take out what a banned node has here. What is being checked is dropped at its end."""
+        evicted = self._buffer.evict(node)
+        for group in evicted:
+            self._tally.drop(node, Code.BANNED, len(group.rollouts))
+        return [group.group_id for group in evicted], self._granter.shut_out(node)
 
     def _is_asked_again(self, group: Group, code: Code) -> bool:
         """Does the prompt of a dropped group go out again?
@@ -255,6 +304,7 @@ class Front:
         """Groups that had passed every check will not be trained on after all."""
         for group in dropped:
             self._tally.drop(group.node, code, len(group.rollouts))
+            self._keeper.tell(group.node, group.lease_id, Rejection(code))
         await self._ledger.drop_groups([group.group_id for group in dropped], code)
         self._wake()
 
@@ -312,5 +362,15 @@ class Front:
             audited=self._assessor.audited,
             not_audited=self._assessor.not_audited,
             evaluating={v: one.answered for v, one in self._evaluations.items()},
-            nodes=self._tally.nodes(self._clock()),
+            nodes=tuple(map(self._with_standing, self._tally.nodes(self._clock()))),
+            banned=self._keeper.reputation.bans,
+        )
+
+    def _with_standing(self, node: NodeFacts) -> NodeFacts:
+        reputation, now = self._keeper.reputation, self._clock()
+        return replace(
+            node,
+            valid=reputation.valid(node.key, now),
+            audits=reputation.audit_probability(node.key, now),
+            banned=reputation.banned(node.key),
         )

@@ -9,7 +9,8 @@ before that, it is as if the lease had never been.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -17,6 +18,7 @@ import trio
 from echo_hub.config import RunConfig
 from echo_hub.leases import LeaseBook, LeaseRules, OpenLease
 from echo_hub.ledger import Ledger, Recovered
+from echo_hub.pace import Paces
 from echo_hub.scoring import Scorers
 from echo_p2p.envelope import seal
 from echo_p2p.errors import ConfigError
@@ -40,7 +42,9 @@ class Granter:
     """Grants leases.
 
     `elsewhere` counts the groups ahead that are not running; `on_skipped` hears of leases whose
-    prompt could not be made, `on_freed` that there may be work for nodes that wait.
+    prompt could not be made, `on_freed` that there may be work for nodes that wait. Nodes that are
+    not `proven` have `in_check` groups, and may have no more in hand than `lease.newcomer_share`
+    of one update, together; so no update has more of them.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class Granter:
         sampling: Sampling,
         recovered: Recovered,
         elsewhere: Callable[[], int],
+        proven: Callable[[bytes], bool],
+        in_check: Callable[[], Mapping[bytes, int]],
         on_skipped: Callable[[OpenLease], None],
         on_freed: Callable[[], None],
     ) -> None:
@@ -82,6 +88,17 @@ class Granter:
         self._scorers = scorers
         self._sampling = sampling
         self._elsewhere = elsewhere
+        self._proven = proven
+        self._in_check = in_check
+        share = config.lease.newcomer_share
+        self._newcomers: float = max(1, int(share * config.learner.groups_per_update))
+        if share == 1:
+            self._newcomers = float("inf")
+        self._paces = Paces(
+            lease_s=config.lease.seconds,
+            unknown=per_request,
+            most=per_request * _REQUESTS_A_NODE_MAY_HOLD,
+        )
         self._on_skipped = on_skipped
         self._on_freed = on_freed
         self._waiters: dict[bytes, _Waiter] = {}
@@ -124,32 +141,52 @@ class Granter:
         if not self._waiters or not self.book.has_work(self._elsewhere()):
             return
         waiting = list(self._waiters.values())
+        for_newcomers = self._newcomers - self._in_newcomers_hands()
         for number, waiter in enumerate(waiting):
-            elsewhere = self._elsewhere()
+            elsewhere, node = self._elsewhere(), waiter.node
             share = -(-self.book.work(waiter.version, elsewhere) // (len(waiting) - number))
+            newcomer = not self._proven(node)
+            most = for_newcomers if newcomer else float("inf")
+            most = min(waiter.groups, share, self._paces.limit(node) - self.book.held[node], most)
             waiter.granted = self.book.grant(
-                waiter.node,
-                waiter.version,
-                min(waiter.groups, share),
-                elsewhere=elsewhere,
-                now=now,
+                node, waiter.version, int(max(0, most)), elsewhere=elsewhere, now=now
             )
+            for_newcomers -= newcomer * len(waiter.granted)
             if waiter.granted:
                 del self._waiters[waiter.node]
                 waiter.done.set()
 
-    async def release(self, lease_ids: Sequence[bytes], node: bytes) -> None:
-        """A node will not answer these of its leases, or has spoilt them."""
-        await self._take_back(self.book.release(lease_ids, node))
+    def _in_newcomers_hands(self) -> int:
+        in_hand = Counter(self._in_check())
+        in_hand.update(self.book.held)
+        return sum(count for node, count in in_hand.items() if not self._proven(node))
 
-    async def expire(self, now: float) -> None:
+    def answered(self, lease: OpenLease, now: float) -> None:
+        """A lease was answered well: so fast is its node."""
+        self._paces.answered(lease.node, lease.issued_at, now)
+
+    async def release(self, lease_ids: Sequence[bytes], node: bytes) -> int:
+        """A node will not answer these of its leases, or has spoilt them. How many were open."""
+        return await self._take_back(self.book.release(lease_ids, node))
+
+    async def expire(self, now: float) -> list[OpenLease]:
         """Take back the leases whose time is up."""
-        await self._take_back(self.book.expire(now))
+        expired = self.book.expire(now)
+        await self._take_back(expired)
+        return expired
 
-    async def _take_back(self, released: Sequence[OpenLease]) -> None:
+    async def _take_back(self, released: Sequence[OpenLease]) -> int:
         if released:
             await self._ledger.release_leases(released)
             self._on_freed()
+        return len(released)
+
+    def shut_out(self, node: bytes) -> list[OpenLease]:
+        """A node gets nothing any more; its leases, now closed, are for the ledger to release."""
+        waiter = self._waiters.pop(node, None)
+        if waiter is not None:
+            waiter.done.set()
+        return self.book.evict(node)
 
     def publish(self, version: int) -> None:
         """Nodes can have this version now."""
@@ -200,6 +237,8 @@ class Granter:
 
     async def _skip(self, lease: OpenLease, why: str) -> None:
         """Pass over a prompt that cannot be made; many in a row are the operator's to mend."""
+        if self.book.get(lease.lease_id) is None:  # its node was shut out in the meantime
+            return
         self.book.answer(lease.lease_id)
         self._on_skipped(lease)
         self._bad_prompts += 1

@@ -21,6 +21,7 @@ from echo_hub.checks import (
     check_lease,
 )
 from echo_hub.granting import Granter
+from echo_hub.keeper import Keeper
 from echo_hub.leases import OpenLease
 from echo_hub.ledger import Ledger
 from echo_hub.tally import Tally
@@ -46,6 +47,7 @@ class Intake:
         tally: Tally,
         clock: Callable[[], float],
         standing: Callable[[], Standing],
+        keeper: Keeper,
         on_accepted: Callable[[Group], None],
     ) -> None:
         self._run_id = run_id
@@ -56,6 +58,7 @@ class Intake:
         self._tally = tally
         self._clock = clock
         self._standing = standing
+        self._keeper = keeper
         self._on_accepted = on_accepted
         self._writing: dict[bytes, OpenLease] = {}
         self.writing = 0
@@ -63,6 +66,7 @@ class Intake:
 
     async def submit(self, node: bytes, request: Submit) -> SubmitReply:
         """Check and keep what a node handed in, and sign the receipt."""
+        await self._keeper.take_turn(node)
         opened = check_envelope(request.envelope, run_id=self._run_id, node=node)
         if isinstance(opened, Rejection):
             return await self._reject(node, _NO_LEASE, opened, self._group_size)
@@ -101,13 +105,16 @@ class Intake:
         finally:
             del self._writing[lease.lease_id]
             self.writing -= lease.split == "train"
+        self._keeper.received(lease.node, Code.ACCEPTED)
+        self._granter.answered(lease, self._clock())
         self._tally.accept(lease.node, rollouts, self._clock())
-        temperature = self._standing().sampling.temperature
-        self._on_accepted(Group.of(group_id, lease, submission, temperature))
+        sampling = self._standing().sampling
+        self._on_accepted(Group.of(group_id, lease, submission, sampling))
 
     async def _reject(
         self, node: bytes, lease_id: bytes, rejection: Rejection, rollouts: int
     ) -> SubmitReply:
+        self._keeper.received(node, rejection.code)
         self._tally.reject(node, rejection.code, rollouts)
         await self._ledger.count_rejected(node, rejection.code, rollouts)
         return self._receipt(lease_id, rejection.code, rejection.sentence)

@@ -98,6 +98,8 @@ class LeaseBook:
         self.running = 0
         """Open training leases."""
         self._running_at: Counter[bytes] = Counter()
+        self.held: Counter[bytes] = Counter()
+        """Open leases of any kind, by node."""
         self._expiries: list[tuple[float, bytes]] = []
         self._training = True
         for lease in open_leases:
@@ -193,6 +195,7 @@ class LeaseBook:
         """Count a lease as out: one from the ledger, or one whose answer could not be kept."""
         self._open[lease.lease_id] = lease
         heapq.heappush(self._expiries, (lease.expires_at, lease.lease_id))
+        self.held[lease.node] += 1
         if lease.split == "train":
             self.running += 1
             self._running_at[lease.node] += 1
@@ -202,6 +205,9 @@ class LeaseBook:
     def answer(self, lease_id: bytes) -> OpenLease:
         """An open lease was answered: it is closed, and its prompt is spent."""
         lease = self._open.pop(lease_id)
+        self.held[lease.node] -= 1
+        if not self.held[lease.node]:
+            del self.held[lease.node]
         if lease.split == "train":
             self.running -= 1
             self._running_at[lease.node] -= 1
@@ -219,6 +225,11 @@ class LeaseBook:
         for lease in own:
             self.give_back(lease)
         return own
+
+    def evict(self, node: bytes) -> list[OpenLease]:
+        """Close all leases of a node; their prompts go out again."""
+        held = [lease.lease_id for lease in self._open.values() if lease.node == node]
+        return self.release(held, node)
 
     def give_back(self, lease: OpenLease) -> None:
         """Lease the prompt of a closed lease again: nothing that may be trained on came of it."""

@@ -27,7 +27,15 @@ from sqlalchemy import Engine, func, select
 from echo_hub import ledger_rows as rows
 from echo_hub.checks import ClosedLease, Code
 from echo_hub.leases import OpenLease
-from echo_hub.ledger_reads import PublishedVersion, Recovered, StoredGroup, facts_of, read_state
+from echo_hub.ledger_reads import (
+    PublishedVersion,
+    Recovered,
+    Request,
+    StoredGroup,
+    facts_of,
+    open_requests,
+    read_state,
+)
 from echo_hub.ledger_schema import (
     check_schema,
     create_schema,
@@ -39,6 +47,7 @@ from echo_hub.ledger_schema import (
     open_engine,
 )
 from echo_hub.ledger_writer import Writer
+from echo_hub.reputation import Record
 from echo_p2p.errors import LedgerError
 
 __all__ = ["Ledger", "PublishedVersion", "Recovered", "StoredGroup", "read_facts"]
@@ -130,9 +139,11 @@ class Ledger:
         await self._writer.write(rows.add_groups, row)
         return group_id
 
-    async def set_scored(self, group_id: int, rewards: Sequence[float]) -> None:
-        """A group has its rewards and passed every check."""
-        await self._writer.write(rows.set_scored, (group_id, list(rewards)))
+    async def set_scored(
+        self, group_id: int, rewards: Sequence[float], *, audited: bool = False
+    ) -> None:
+        """A group has its rewards and passed every check, the audit among them if `audited`."""
+        await self._writer.write(rows.set_scored, (group_id, list(rewards), audited))
 
     async def drop_groups(
         self, group_ids: Sequence[int], code: str, *, release: Sequence[OpenLease] = ()
@@ -143,6 +154,46 @@ class Ledger:
     async def count_rejected(self, node: bytes, code: str, rollouts: int) -> None:
         """A submission was rejected at the door."""
         await self._writer.write(rows.count_verdicts, (node, str(code), 1, rollouts))
+
+    # --- standing -----------------------------------------------------------------------------
+
+    async def put_standings(self, records: Sequence[tuple[bytes, Record]]) -> None:
+        """The standing of these keys is now so."""
+        await self._writer.write(rows.put_standings, records)
+
+    async def ban(
+        self,
+        node: bytes,
+        record: Record,
+        *,
+        group_ids: Sequence[int] | None = None,
+        leases: Sequence[OpenLease] = (),
+    ) -> None:
+        """A key is banned; of its groups these are dropped: all that wait, if none are named.
+
+        What was trained on of it without an audit is marked as disputed.
+        """
+        if group_ids is None:
+            with self._engine.connect() as connection:
+                group_ids = rows.waiting_of(connection, node)
+        await self._writer.write(rows.ban, rows.Ban(node, record, list(group_ids), list(leases)))
+
+    async def unban(self, node: bytes) -> None:
+        """A key may come back, without standing; nothing of it is disputed any more."""
+        await self._writer.write(rows.unban, (node, Record()))
+
+    async def open_requests(self) -> list[Request]:
+        """What operators' commands asked for and is not done yet."""
+
+        def look() -> list[Request]:
+            with self._engine.connect() as connection:
+                return open_requests(connection)
+
+        return await trio.to_thread.run_sync(look, limiter=self._readers)
+
+    async def request_done(self, request: Request) -> None:
+        """An operator's request was carried out."""
+        await self._writer.write(rows.requests_done, request.request_id)
 
     # --- versions -----------------------------------------------------------------------------
 

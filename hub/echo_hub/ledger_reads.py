@@ -9,16 +9,20 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
+from echo_hub.audit.sequential import NodeEvidence
 from echo_hub.leases import OpenLease
 from echo_hub.ledger_schema import (
     evaluations,
     groups,
     leases,
     nodes,
+    requests,
+    standings,
     unfinished,
     updates,
     verdicts,
 )
+from echo_hub.reputation import Record
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,16 @@ class Recovered:
     groups: list[StoredGroup]
     verdicts: list[tuple[bytes, str, int, int]]
     lags: Counter[int]
+    standings: list[tuple[bytes, Record]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an operator's command asks of the hub: ban a key, or unban it if `why` is None."""
+
+    request_id: int
+    node: bytes
+    why: str | None
 
 
 def read_state(connection: Connection, secret: bytes) -> Recovered:
@@ -87,7 +101,22 @@ def read_state(connection: Connection, secret: bytes) -> Recovered:
             for row in connection.execute(select(verdicts))
         ],
         lags=_lags(connection),
+        standings=read_standings(connection),
     )
+
+
+def read_standings(connection: Connection) -> list[tuple[bytes, Record]]:
+    """The standing of every key that has one."""
+    return [
+        (row.node, Record(row.valid, row.at, row.banned, NodeEvidence.from_json(row.evidence)))
+        for row in connection.execute(select(standings))
+    ]
+
+
+def open_requests(connection: Connection) -> list[Request]:
+    """What operators asked for and the hub has not done yet."""
+    query = select(requests).where(requests.c.done.is_(False)).order_by(requests.c.id)
+    return [Request(row.id, row.node, row.why) for row in connection.execute(query)]
 
 
 def _newest_published(connection: Connection) -> PublishedVersion | None:
@@ -173,4 +202,8 @@ def facts_of(connection: Connection) -> dict[str, object]:
         "groups_buffered": waiting["scored"],
         "open_leases": connection.scalar(select(func.count()).where(unfinished(leases, "open"))),
         "nodes": connection.scalar(select(func.count()).select_from(nodes)),
+        "nodes_banned": connection.scalar(
+            select(func.count()).where(standings.c.banned.is_not(None))
+        ),
+        "groups_disputed": connection.scalar(select(func.count()).where(groups.c.disputed)),
     }

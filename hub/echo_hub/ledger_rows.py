@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from echo_hub.leases import OpenLease
@@ -21,13 +21,17 @@ from echo_hub.ledger_schema import (
     leases,
     meta,
     nodes,
+    requests,
+    standings,
     unfinished,
     updates,
     verdicts,
 )
+from echo_hub.reputation import Record
 from echo_p2p.errors import LedgerError
 
 _ACCEPTED = "accepted"
+_BANNED = "banned"
 _IDS_IN_ONE_STATEMENT = 500
 
 
@@ -41,6 +45,16 @@ class NewGroup:
     rollouts: int
     envelope: bytes
     at: float
+
+
+@dataclass(frozen=True)
+class Ban:
+    """A key is banned; `group_ids` and `leases` are those of its that still wait."""
+
+    node: bytes
+    record: Record
+    group_ids: list[int]
+    leases: list[OpenLease]
 
 
 def remember(connection: Connection, rows: list[tuple[str, str]]) -> None:
@@ -141,13 +155,18 @@ def add_groups(connection: Connection, rows: list[NewGroup]) -> None:
     count_verdicts(connection, [(row.lease.node, _ACCEPTED, 1, row.rollouts) for row in rows])
 
 
-def set_scored(connection: Connection, rows: list[tuple[int, list[float]]]) -> None:
+def set_scored(connection: Connection, rows: list[tuple[int, list[float], bool]]) -> None:
     statement = update(groups).where(
         groups.c.id == bindparam("group"), groups.c.state == "received"
     )
     connection.execute(
-        statement.values(state="scored", rewards=bindparam("new_rewards")),
-        [{"group": group_id, "new_rewards": rewards} for group_id, rewards in rows],
+        statement.values(
+            state="scored", rewards=bindparam("new_rewards"), audited=bindparam("was_audited")
+        ),
+        [
+            {"group": group_id, "new_rewards": rewards, "was_audited": audited}
+            for group_id, rewards, audited in rows
+        ],
     )
 
 
@@ -191,6 +210,74 @@ def count_verdicts(connection: Connection, rows: list[tuple[bytes, str, int, int
     )
 
 
+# --- standing -----------------------------------------------------------------------------------
+
+
+def put_standings(connection: Connection, rows: list[Sequence[tuple[bytes, Record]]]) -> None:
+    values = [
+        {
+            "node": node,
+            "valid": record.valid,
+            "at": record.at,
+            "banned": record.banned,
+            "evidence": record.evidence.to_json(),
+        }
+        for row in rows
+        for node, record in row
+    ]
+    if values:
+        statement = upsert(standings)
+        connection.execute(
+            statement.on_conflict_do_update(
+                set_={
+                    name: statement.excluded[name] for name in ("valid", "at", "banned", "evidence")
+                }
+            ),
+            values,
+        )
+
+
+def ban(connection: Connection, rows: list[Ban]) -> None:
+    """Keys are shut out: what waits of theirs is dropped, what was trained on is disputed."""
+    for row in rows:
+        put_standings(connection, [[(row.node, row.record)]])
+        drop_groups(connection, [(row.group_ids, _BANNED, row.leases)])
+        _dispute(connection, groups.c.node == row.node)
+
+
+def waiting_of(connection: Connection, node: bytes) -> list[int]:
+    """The groups of a key that nothing has consumed yet."""
+    waiting = unfinished(groups, "received", "scored")
+    return list(connection.scalars(select(groups.c.id).where(waiting, groups.c.node == node)))
+
+
+def unban(connection: Connection, rows: list[tuple[bytes, Record]]) -> None:
+    put_standings(connection, [rows])
+    for node, _ in rows:
+        connection.execute(update(groups).where(groups.c.node == node).values(disputed=False))
+
+
+def _dispute(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Mark consumed groups of banned keys that no audit had passed."""
+    banned = select(standings.c.node).where(standings.c.banned.is_not(None))
+    connection.execute(
+        update(groups)
+        .where(which, groups.c.state == "consumed", groups.c.audited.is_(False))
+        .where(groups.c.split == "train", groups.c.node.in_(banned))
+        .values(disputed=True)
+    )
+
+
+def ask(connection: Connection, rows: list[tuple[bytes, str | None]]) -> None:
+    """An operator wants a key banned, or unbanned if there is no `why`."""
+    connection.execute(insert(requests), [{"node": node, "why": why} for node, why in rows])
+
+
+def requests_done(connection: Connection, rows: list[int]) -> None:
+    for request_id in rows:
+        connection.execute(update(requests).where(requests.c.id == request_id).values(done=True))
+
+
 # --- versions -----------------------------------------------------------------------------------
 
 
@@ -216,6 +303,7 @@ def commit_update(
             connection.execute(
                 update(groups).where(found).values(state="consumed", update_no=version)
             )
+        _dispute(connection, groups.c.update_no == version)
         if lags.total() != len(group_ids):
             raise LedgerError(
                 f"the update to version {version} names {len(group_ids)} groups, of which "

@@ -2,7 +2,9 @@
 
 States. A lease is `open`, then `answered`, or `released` (its prompt waits to be leased again), or
 `spent` (nothing is left to do for it). A group is `received`, then `scored`, then `consumed` by an
-update or an evaluation; or `dropped` for a reason. docs/architecture.md draws both.
+update or an evaluation; or `dropped` for a reason. docs/architecture.md draws both. A consumed
+group is `disputed` if its node was banned and no audit had passed it. `requests` are what an
+operator's command wants of a hub that is serving: ban a key (`why` says for what) or unban it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from sqlalchemy import (
     JSON,
+    Boolean,
     Column,
     ColumnElement,
     Connection,
@@ -36,7 +39,7 @@ from sqlalchemy.pool import QueuePool
 
 from echo_p2p.errors import LedgerError
 
-SCHEMA = 1
+SCHEMA = 2
 _BUSY_MS = 10_000
 _WAL_PAGES = 4000  # between checkpoints: 16 MiB
 
@@ -101,7 +104,10 @@ groups = Table(
     Column("reason", String),
     Column("rewards", JSON(none_as_null=True)),
     Column("update_no", Integer),
+    Column("audited", Boolean, nullable=False, default=False),
+    Column("disputed", Boolean, nullable=False, default=False),
 )
+Index("groups_by_node", groups.c.node)
 Index("groups_unfinished", groups.c.state, sqlite_where=unfinished(groups, "received", "scored"))
 
 updates = Table(
@@ -135,6 +141,27 @@ verdicts = Table(
     Column("rollouts", Integer, nullable=False),
     sqlite_with_rowid=False,
 )
+
+standings = Table(
+    "standings",
+    metadata,
+    Column("node", LargeBinary, primary_key=True),
+    Column("valid", Float, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("banned", String),
+    Column("evidence", String, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("node", LargeBinary, nullable=False),
+    Column("why", String),
+    Column("done", Boolean, nullable=False, default=False),
+)
+Index("requests_open", requests.c.id, sqlite_where=requests.c.done.is_(False))
 
 events = Table(
     "events",

@@ -133,6 +133,7 @@ async def open_hub(
             publisher=publisher,
             on_bad_chunk=_note_bad_chunk,
             clock=clock,
+            keys_per_address=config.network.keys_per_address,
         )
         hub_side.addresses_of = endpoints.addresses_of
         loop = LearnerLoop(

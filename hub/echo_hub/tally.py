@@ -18,7 +18,11 @@ RATE_WINDOW_S = 30.0
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node: newest version it has, accepted rollouts a second of late, and its counts."""
+    """One node: newest version it has, accepted rollouts a second of late, and its counts.
+
+    `valid` are its consecutive valid groups, `audits` the probability of its next audit; `banned`
+    says why it is, if it is.
+    """
 
     key: bytes
     version: int | None
@@ -26,6 +30,9 @@ class NodeFacts:
     accepted: int
     rejected: int
     last_seen: float | None
+    valid: float = 0.0
+    audits: float = 1.0
+    banned: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,8 @@ class FrontSnapshot:
     not_audited: int
     evaluating: dict[int, int]
     nodes: tuple[NodeFacts, ...]
+    banned: frozenset[bytes] = frozenset()
+    """Keys of all banned nodes."""
 
 
 @dataclass

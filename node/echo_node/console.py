@@ -27,6 +27,7 @@ from echo_node.events import (
     Summary,
     Tally,
     Trouble,
+    Verdict,
     Version,
 )
 
@@ -108,7 +109,7 @@ class _Live:
                 self._status.update(text)
             case Version():
                 pass
-            case Trouble():
+            case Trouble() | Verdict():
                 self._console.print(f"[yellow]{text}[/]", highlight=False)
             case Summary():
                 self._status.stop()
@@ -140,6 +141,8 @@ def describe(event: Event) -> str:
         case Trouble():
             again = "" if event.retry_s is None else f" Trying again in {event.retry_s:.0f} s."
             return event.message + again
+        case Verdict():
+            return f"A group is not used after all ({event.code}): {event.message}"
         case Note():
             return event.message
         case Summary():

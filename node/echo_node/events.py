@@ -80,6 +80,13 @@ class Trouble(Event, frozen=True):
     retry_s: float | None = None
 
 
+class Verdict(Event, frozen=True):
+    """The hub found a group unfit that it had accepted; `code` and `message` say why."""
+
+    code: str
+    message: str
+
+
 class Note(Event, frozen=True):
     """Anything else worth a line."""
 

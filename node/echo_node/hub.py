@@ -60,6 +60,15 @@ class Greeting:
     hub_time: float
 
 
+@dataclass(frozen=True)
+class Grant:
+    """Leases; verdicts on groups that were accepted before; and whether the run is complete."""
+
+    leases: list[Lease]
+    verdicts: list[Receipt]
+    complete: bool
+
+
 class Hub:
     """A connected hub."""
 
@@ -97,14 +106,17 @@ class Hub:
             raise ManifestError(f"{artifact} is no {kind} of run {self._run_id}.")
         return artifact
 
-    async def lease(self, *, version: int, groups: int) -> tuple[list[Lease], bool]:
-        """Ask for leases; with them, whether the run is complete."""
+    async def lease(self, *, version: int, groups: int) -> Grant:
+        """Ask for leases."""
         request = LeaseRequest(
             run_id=self._run_id, version=version, groups=min(groups, 1024), wait_s=LEASE_WAIT_S
         )
         grant = await self._ask(request, LeaseGrant, deadline_s=ANSWER_S + LEASE_WAIT_S)
-        leases = [open_envelope(data, Lease, key=self._key).message for data in grant.leases]
-        return leases, grant.state == "complete"
+        return Grant(
+            [open_envelope(data, Lease, key=self._key).message for data in grant.leases],
+            [open_envelope(data, Receipt, key=self._key).message for data in grant.verdicts],
+            grant.state == "complete",
+        )
 
     async def give_back(self, lease_ids: Sequence[bytes]) -> None:
         """Return leases that will not be answered."""

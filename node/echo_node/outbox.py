@@ -17,9 +17,9 @@ from echo_p2p.envelope import seal
 from echo_p2p.errors import PeerRefusedError
 from echo_p2p.identity import Identity
 from echo_p2p.nursery import open_nursery
-from echo_p2p.wire import Submission
+from echo_p2p.wire import Receipt, Submission
 
-FINAL_REFUSALS = frozenset({"bad_message", "too_large", "wrong_run"})
+FINAL_REFUSALS = frozenset({"bad_message", "too_large", "wrong_run", "banned"})
 """Refusals that a second try would only repeat."""
 MAX_TRIES = 5
 AT_ONCE = 8
@@ -36,7 +36,7 @@ class Outbox:
     def __init__(self, identity: Identity, notice: Notice) -> None:
         self.accepted = 0
         self.rejected: Counter[str] = Counter()
-        """Groups by the reason code of their receipt."""
+        """Groups by the reason code of their receipt, or of a later verdict."""
         self._identity = identity
         self._notice = notice
         self._unsent: dict[bytes, bytes] = {}
@@ -60,6 +60,11 @@ class Outbox:
         """Leases that will not be answered."""
         self._to_return.extend(lease_ids)
         self._notice.tell()
+
+    def overrule(self, verdict: Receipt) -> None:
+        """The hub found a group unfit that it had accepted."""
+        self.accepted -= 1
+        self.rejected[verdict.code] += 1
 
     async def deliver(self, hub: Hub) -> None:
         """Hand in what there is, as it comes; a NetError leaves the rest for the next session."""

@@ -31,6 +31,7 @@ from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import RunEntry
 from echo_p2p.errors import (
+    BannedError,
     ConfigError,
     DeadlineError,
     EngineError,
@@ -175,6 +176,11 @@ class Sessions:
             try:
                 greeting = await hub.hello(f"torch {importlib.metadata.version('torch')}")
             except PeerRefusedError as error:
+                if error.code == "banned":
+                    raise BannedError(
+                        error.message,
+                        fix="If that is a mistake, ask the run's operator to unban your peer id.",
+                    ) from error
                 if error.code in HOPELESS_REFUSALS:
                     raise ConfigError(
                         error.message, fix="Is the bootstrap file the newest?"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import trio
 
 from echo_node.engines.base import AsyncEngine, Completion, Job
-from echo_node.events import Event, Trouble, Version
+from echo_node.events import Event, Trouble, Verdict, Version
 from echo_node.hub import Hub
 from echo_node.leases import Plan, fault_of, groups_wanted, plan
 from echo_node.notice import Notice
@@ -147,14 +147,17 @@ class Worker:
     async def _ask(self, hub: Hub, version: int) -> None:
         try:
             asked = trio.current_time()
-            leases, complete = await hub.lease(version=version, groups=max(1, self._wanted()))
-            for lease in leases:
+            grant = await hub.lease(version=version, groups=max(1, self._wanted()))
+            for lease in grant.leases:
                 self._accept(lease)
-            if complete:
+            for verdict in grant.verdicts:
+                self._outbox.overrule(verdict)
+                self._report(Verdict(code=verdict.code, message=verdict.sentence))
+            if grant.complete:
                 self.complete = True
                 self._held.clear()  # nobody wants them back
                 self.stop()
-            elif not leases and trio.current_time() - asked < _PAUSE_S:
+            elif not grant.leases and trio.current_time() - asked < _PAUSE_S:
                 with trio.move_on_after(_PAUSE_S):
                     await self._notice.until(lambda: self.stopping)
         finally:

@@ -65,8 +65,8 @@ def small_run(**overrides: dict[str, Any]) -> RunConfig:
     """A run of the packaged policy in which everything is audited."""
     sections: dict[str, dict[str, Any]] = {
         "sampling": {"group_size": GROUP, "max_new_tokens": LIMIT},
-        "lease": {"seconds": LEASE_S, "groups_per_request": 64},
-        "audit": {"probability": 1.0},
+        "lease": {"seconds": LEASE_S, "groups_per_request": 64, "newcomer_share": 1.0},
+        "audit": {"floor": 1.0, "ban": False},
         "evaluation": {"prompts": 0},
         "network": {"listen": ["/ip4/127.0.0.1/tcp/0"], "directory": False},
         **overrides,

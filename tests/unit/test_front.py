@@ -52,8 +52,8 @@ def config(**sections: dict[str, Any]) -> RunConfig:
         "run": {"id": "run"},
         "sampling": {"group_size": 2, "max_new_tokens": 16},
         "learner": {"groups_per_update": 4, "staleness": 2},
-        "lease": {"seconds": 100.0},
-        "audit": {"probability": 1.0},
+        "lease": {"seconds": 100.0, "newcomer_share": 1.0},
+        "audit": {"floor": 1.0, "ban": False},
     }
     for name, section in sections.items():
         values[name] = values.get(name, {}) | section
@@ -342,12 +342,16 @@ def test_a_failed_audit_drops_the_group(world: World, code: str, evidence: Audit
     world.run(body)
 
 
-def test_what_cannot_be_audited_now_is_counted_and_trusted(world: World) -> None:
+def test_what_is_due_for_an_audit_is_not_trained_on_without_it(world: World) -> None:
     async def body(front: Front, ledger: Ledger) -> None:
         world.evidence = lambda group: None
-        await Node(front).work(4)
-        assert len(await front.take_batch()) == 4
-        assert front.snapshot().not_audited == 4
+        node = Node(front)
+        await node.work(4)
+        await until(front, lambda now: not now.checking)
+        assert (front.snapshot().buffered, front.snapshot().not_audited) == (0, 4)
+        assert front.snapshot().rollouts_rejected == {"not_audited": 8}
+        assert len(await node.leases(4)) == 4  # for the same prompts
+        assert front._keeper.reputation.banned(node.key) is None
 
     world.run(body)
 
