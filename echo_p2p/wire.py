@@ -222,7 +222,7 @@ class LeaseGrant(Message, frozen=True):
 
     leases: Annotated[tuple[EnvelopeBytes, ...], Meta(max_length=1024)]
     state: Literal["open", "complete"]
-    verdicts: Annotated[tuple[EnvelopeBytes, ...], Meta(max_length=MAX_VERDICTS)] = ()
+    verdicts: Annotated[tuple[EnvelopeBytes, ...], Meta(max_length=MAX_VERDICTS)]
 
 
 class LeaseReturn(Message, frozen=True):

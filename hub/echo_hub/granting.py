@@ -134,7 +134,9 @@ class Granter:
                 if self._waiters.get(node) is waiter:
                     del self._waiters[node]
         over = self._complete and not envelopes
-        return LeaseGrant(leases=tuple(envelopes), state="complete" if over else "open")
+        return LeaseGrant(
+            leases=tuple(envelopes), verdicts=(), state="complete" if over else "open"
+        )
 
     def share_out(self, now: float) -> None:
         """Give the work there is to the nodes that wait for it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,12 @@ class JoinOptions:
     until_eof: bool = False
 
 
-async def join(options: JoinOptions, report: Callable[[Event], None]) -> int:
+async def join(
+    options: JoinOptions,
+    report: Callable[[Event], None],
+    *,
+    open_engine: Callable[..., AbstractAsyncContextManager[RemoteEngine]] = open_engine,
+) -> int:
     """Work for a run until it is complete or we are told to stop; the exit code."""
     with step(report, "reading the bootstrap file", BOOTSTRAP_S + 5):
         network = await load_bootstrap(options.bootstrap, deadline_s=BOOTSTRAP_S)
@@ -116,7 +121,7 @@ class Node:
         self._meter = Meter(trio.current_time())
         self._quit = False
 
-    async def run(self, *, until_eof: bool) -> None:
+    async def run(self, *, until_eof: bool = False) -> None:
         """Work until there is nothing more to do."""
         async with open_nursery() as nursery:
             if until_eof:

@@ -68,6 +68,10 @@ class SmallHub:
         """To be granted, each to whoever asks next; fields other than the usual ones."""
         self.granted: dict[bytes, Lease] = {}
         self.submissions: dict[bytes, Submission] = {}
+        self.verdicts: list[Receipt] = []
+        """Told with the next grant."""
+        self.banned: str | None = None
+        """Why the node is refused at the door, if it is."""
         self.tries = 0
         self.returned: list[bytes] = []
         self.hellos: list[Hello] = []
@@ -111,6 +115,8 @@ class SmallHub:
 
     async def _answer(self, remote: Remote, request: Message) -> Message:
         match request:
+            case Hello() | LeaseRequest() | Submit() if self.banned:
+                raise PeerRefusedError(self.banned, code="banned")
             case Hello():
                 self.hellos.append(request)
                 return self._latest()
@@ -152,7 +158,12 @@ class SmallHub:
         return LeaseGrant(
             leases=tuple(seal(self.identity, lease) for lease in leases),
             state="complete" if self.complete else "open",
+            verdicts=tuple(seal(self.identity, one) for one in self._take_verdicts()),
         )
+
+    def _take_verdicts(self) -> list[Receipt]:
+        taken, self.verdicts = self.verdicts, []
+        return taken
 
     def _lease(self, remote: Remote, version: int, fields: dict[str, object]) -> Lease:
         number = next(self._numbers)

@@ -21,7 +21,7 @@ from small_hub import RUN_ID, SmallHub, ThreadEngine
 from echo_node import hub as hub_module
 from echo_node import session as session_module
 from echo_node.engines.base import Completion
-from echo_node.events import Event, Joined, Step, Summary, Trouble, Version
+from echo_node.events import Event, Joined, Step, Summary, Trouble, Verdict, Version
 from echo_node.node import Node
 from echo_node.outbox import MAX_TRIES
 from echo_node.worker import jobs_of
@@ -31,6 +31,7 @@ from echo_p2p.directory.client import open_directory
 from echo_p2p.directory.records import next_expiry
 from echo_p2p.envelope import seal
 from echo_p2p.errors import (
+    BannedError,
     ConfigError,
     EchoError,
     ManifestError,
@@ -42,7 +43,15 @@ from echo_p2p.errors import (
 from echo_p2p.identity import Identity
 from echo_p2p.net.host import open_peer
 from echo_p2p.nursery import open_nursery
-from echo_p2p.wire import Latest, RunRecord, Submission, pack_tokens, unpack_logprobs, unpack_tokens
+from echo_p2p.wire import (
+    Latest,
+    Receipt,
+    RunRecord,
+    Submission,
+    pack_tokens,
+    unpack_logprobs,
+    unpack_tokens,
+)
 
 torch.set_num_threads(1)
 
@@ -256,6 +265,43 @@ async def test_receipts_are_counted_by_code_and_refusals_tried_again(
     assert outbox.accepted == 1
     assert dict(outbox.rejected) == {"stale": 2, "internal": 1, "too_large": 1}
     assert hub.tries == 3 + 1 + 2 + MAX_TRIES + 1
+
+
+@in_trio
+async def test_a_verdict_that_comes_later_is_counted_and_told(
+    hub: SmallHub, adapters: list[Path], tmp_path: Path
+) -> None:
+    hub.publish(0, adapters[0])
+    hub.order(2)
+    async with hub.on_the_network() as peer, a_node(hub, peer.addresses, tmp_path) as running:
+        outbox = running.node._parts.outbox
+        await hub.changed.until(lambda: hub.answered() == 2)
+        verdict = Receipt(
+            run_id=RUN_ID, lease_id=next(iter(hub.submissions)), accepted=False,
+            code="audit_margin", sentence="A token is another one.", at=time.time(),
+        )  # fmt: skip
+        hub.verdicts.append(verdict)
+        hub.order(1)
+        await hub.changed.until(lambda: running.of(Verdict))
+        assert running.of(Verdict) == [Verdict(code="audit_margin", message=verdict.sentence)]
+        await until(lambda: outbox.accepted == 2)
+        assert outbox.rejected == {"audit_margin": 1}
+
+
+def test_a_banned_node_ends_and_says_why(
+    hub: SmallHub, adapters: list[Path], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        hub.publish(0, adapters[0])
+        hub.order(1)
+        async with hub.on_the_network() as peer, a_node(hub, peer.addresses, tmp_path):
+            await hub.changed.until(lambda: hub.answered() == 1)
+            hub.banned = "this node is banned from the run: it cheats."
+            await trio.sleep_forever()
+
+    with pytest.raises(BannedError, match="it cheats") as banned:
+        trio.run(main)
+    assert banned.value.exit_code == 13
 
 
 @in_trio
