@@ -121,20 +121,18 @@ class LearnerLoop:
         """Train until the configured number of updates, or until `stop` is set."""
         async with open_nursery() as nursery:
             if self.version == 0 and 0 not in self.evaluations:
-                nursery.start_soon(self._evaluate, 0)
+                nursery.start_soon(self._evaluate, 0, stop)
             while not self._complete() and not stop.is_set():
                 if not await self._update(stop):
                     break
                 every = self._config.evaluation.every
                 if every and self.version % every == 0 and not self._complete():
-                    nursery.start_soon(self._evaluate, self.version)
-            if stop.is_set():
-                nursery.cancel_scope.cancel()
+                    nursery.start_soon(self._evaluate, self.version, stop)
         await self._publish_now()
         if self._complete() and not stop.is_set():
             self._front.close_training()
             if self.version not in self.evaluations:
-                await self._evaluate(self.version)
+                await self._evaluate(self.version, stop)
             self._front.complete()
 
     def _complete(self) -> bool:
@@ -193,13 +191,14 @@ class LearnerLoop:
             await self._publisher.publish(self.version, self._folder.adapter(self.version))
             self._front.advance(self.version, published=True)
 
-    async def _evaluate(self, version: int) -> None:
+    async def _evaluate(self, version: int, stop: trio.Event) -> None:
+        """Mean reward on held-out prompts, by the nodes; given up when `stop` is set."""
         prompts = self._config.evaluation.prompts
         if not prompts:
             return
         if self._complete():
             self._do("evaluating")
-        rewards = await self._front.evaluate(version, prompts)
+        rewards = await _unless(stop, lambda: self._front.evaluate(version, prompts))
         if rewards:
             mean = sum(rewards) / len(rewards)
             self.evaluations[version] = mean

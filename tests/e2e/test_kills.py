@@ -176,3 +176,20 @@ def test_sigterm_ends_the_hub_and_it_continues(stage: Stage, port: int) -> None:
     node.stop()
     check_receipts(stage, node, joined)
     check_ledger(stage, 6)
+
+
+def test_sigterm_ends_an_evaluation_that_nobody_answers(stage: Stage, port: int) -> None:
+    stage.init(
+        port,
+        run={"updates": 2},
+        network={"directory": False},
+        **{**SMALL, "evaluation": {"prompts": 4}},
+    )
+    hub = stage.hub()
+    hub.wait_for(named("serving"))
+    node = stage.node(0)
+    hub.wait_for(named("learner", doing="training", version=1))
+    node.kill()
+    hub.wait_for(named("learner", doing="evaluating"))
+    hub.signal(signal.SIGTERM)
+    assert hub.wait(60) == 0
