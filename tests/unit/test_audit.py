@@ -12,7 +12,7 @@ import pytest
 import torch
 from learner_support import Sampled, load_policy, make_config, scored, seeded_groups
 
-from echo_hub.audit.derive import derive
+from echo_hub.audit.derive import Auditor
 from echo_hub.audit.margins import group_keys, token_evidence
 from echo_hub.checks import Code, check_audit
 from echo_hub.learner.messages import Audit, Audited, AuditRollout
@@ -35,8 +35,7 @@ class World:
 
     def audit(self, group: Sampled, version: int, temperature: float = 1.0) -> Audited:
         claims = zip(group.answers, group.logprobs, strict=True)
-        return derive(
-            self.policy,
+        return Auditor(self.policy).derive(
             Audit(
                 version=version,
                 adapter=str(self.adapters[version]),

@@ -7,48 +7,55 @@ from pathlib import Path
 import torch
 
 from echo_hub.audit.margins import TokenEvidence, group_keys, token_evidence
+from echo_hub.audit.reader import Reader
 from echo_hub.audit.sequential import EDGES
 from echo_hub.learner.messages import Audit, Audited
 from echo_hub.learner.policy import Policy
 from echo_p2p.errors import LearnerError
 
 
-def derive(policy: Policy, audit: Audit) -> Audited:
-    """Derive a group again under the adapter it claims; the policy itself stays as it is.
+class Auditor:
+    """Derives groups again under the adapters they claim; the policy itself stays as it is."""
 
-    Raises:
-        LearnerError: the adapter cannot be read, or does not give finite logits. That is a fault of
-            ours, and no evidence against the node.
-    """
-    return summary(derive_tokens(policy, audit))
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._reader = Reader(policy)
 
+    def derive(self, audit: Audit) -> Audited:
+        """What a group shows.
 
-@torch.no_grad()
-def derive_tokens(policy: Policy, audit: Audit) -> TokenEvidence:
-    """The evidence of every token of a group, its answers laid end to end; raises as `derive`."""
-    answers = [rollout.tokens for rollout in audit.rollouts]
-    claims = [value for rollout in audit.rollouts for value in rollout.logprobs]
-    if not all(answers) or len(claims) != sum(map(len, answers)):
-        raise LearnerError("an answer is empty, or has not one log-probability for each token.")
-    with policy.wearing(policy.read_adapter(Path(audit.adapter))):
-        hidden, tokens = policy.answers([(audit.prompt, answer) for answer in answers])
-    if not torch.isfinite(hidden).all():
-        raise LearnerError(f"version {audit.version} does not give finite numbers.")
-    keys = group_keys(audit.seed, [len(answer) for answer in answers], tokens.device)
-    logprobs = torch.tensor(claims, device=tokens.device)
-    found = [
-        token_evidence(
-            policy.logits(hidden[piece]),
-            tokens[piece],
-            logprobs[piece],
-            keys=keys[piece],
-            temperature=audit.temperature,
-            top_k=audit.top_k,
-            top_p=audit.top_p,
-        )
-        for piece in policy.slices(len(tokens))
-    ]
-    return TokenEvidence(*(torch.cat(part) for part in zip(*found, strict=True)))
+        Raises:
+            LearnerError: the adapter cannot be read, or does not give finite logits. That is a
+                fault of ours, and no evidence against the node.
+        """
+        return summary(self.derive_tokens(audit))
+
+    @torch.no_grad()
+    def derive_tokens(self, audit: Audit) -> TokenEvidence:
+        """The evidence of every token of a group, its answers laid end to end."""
+        answers = [rollout.tokens for rollout in audit.rollouts]
+        claims = [value for rollout in audit.rollouts for value in rollout.logprobs]
+        if not all(answers) or len(claims) != sum(map(len, answers)):
+            raise LearnerError("an answer is empty, or has not one log-probability for each token.")
+        with self._reader.wearing(Path(audit.adapter)):
+            hidden, tokens = self._reader.answers(audit.prompt, answers)
+        if not torch.isfinite(hidden).all():
+            raise LearnerError(f"version {audit.version} does not give finite numbers.")
+        keys = group_keys(audit.seed, [len(answer) for answer in answers], tokens.device)
+        logprobs = torch.tensor(claims, device=tokens.device)
+        found = [
+            token_evidence(
+                self._policy.logits(hidden[piece]),
+                tokens[piece],
+                logprobs[piece],
+                keys=keys[piece],
+                temperature=audit.temperature,
+                top_k=audit.top_k,
+                top_p=audit.top_p,
+            )
+            for piece in self._policy.slices(len(tokens))
+        ]
+        return TokenEvidence(*(torch.cat(part) for part in zip(*found, strict=True)))
 
 
 def summary(evidence: TokenEvidence) -> Audited:

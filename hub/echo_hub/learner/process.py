@@ -2,8 +2,8 @@
 
 One command at a time, one answer each. A command that cannot be carried out is answered with
 `Failed` and changes nothing; whatever nobody foresaw ends the process, and its parent hears of it.
-If the hub dies the learner ends too, even in mid-update (`ParentPipe`): a hub that was started again has a learner
-of its own by then, and two must not write the same checkpoint.
+If the hub dies the learner ends too, even in mid-update (`ParentPipe`): a hub that was started
+again has a learner of its own by then, and two must not write the same checkpoint.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from echo_p2p.errors import EchoError, LearnerError
 from echo_p2p.pipes import ParentPipe
 
 if TYPE_CHECKING:
+    from echo_hub.audit.derive import Auditor
     from echo_hub.learner.trainer import Trainer
 
 _COMMAND: Any = Command  # a union, which `type[T]` has no room for
@@ -27,6 +28,7 @@ class Server:
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
+        self._auditor: Auditor | None = None
 
     def answer(self, command: Command) -> Answer:
         try:
@@ -47,9 +49,7 @@ class Server:
         if trainer is None:
             raise LearnerError("the learner was not started.")
         if isinstance(command, Audit):
-            from echo_hub.audit.derive import derive
-
-            return derive(trainer.policy, command)
+            return self._audit(trainer, command)
         if command.version != trainer.version:
             raise LearnerError(
                 f"an update of version {command.version} was asked for, "
@@ -57,6 +57,13 @@ class Server:
             )
         metrics = trainer.train(command.groups, Path(command.out))
         return Trained(version=trainer.version, metrics=metrics)
+
+    def _audit(self, trainer: Trainer, command: Audit) -> Answer:
+        from echo_hub.audit.derive import Auditor
+
+        if self._auditor is None:
+            self._auditor = Auditor(trainer.policy)
+        return self._auditor.derive(command)
 
 
 def _start(command: Start) -> Trainer:

@@ -1,0 +1,106 @@
+"""Reads answers with a policy as cheaply as it can be done, and leaves the policy as it was.
+
+An adapter is merged into the base's weights for the length of a block, by the arithmetic that nodes
+merge with, so that in bfloat16 too both compute with the same weights. The prompt of a group runs
+once, and its keys and values are shared by all answers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear as LoraLinear
+from transformers import DynamicCache
+
+from echo_hub.learner.policy import Policy
+from echo_p2p.errors import LearnerError
+
+_ADAPTER = "default"
+_ADAPTERS_KEPT = 4
+
+
+class Reader:
+    """A policy's base with whatever adapter is asked for."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        causal: Any = policy.causal
+        self._decoder: Any = causal.get_decoder()
+        self._device = next(causal.parameters()).device
+        self._places = [
+            (name, causal.get_submodule(name.rpartition(".")[0]), layer)
+            for name, layer in causal.named_modules()
+            if isinstance(layer, LoraLinear)
+        ]
+        parameters = inspect.signature(self._decoder.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._adapters: OrderedDict[Path, Mapping[str, torch.Tensor]] = OrderedDict()
+
+    @contextmanager
+    def wearing(self, adapter: Path) -> Iterator[None]:
+        """Within the block the policy is the base with this adapter merged."""
+        tensors = self._read(adapter)
+        bases = [layer.get_base_layer() for _, _, layer in self._places]
+        own = [base.weight.data for base in bases]
+        try:
+            for (name, parent, layer), base in zip(self._places, bases, strict=True):
+                base.weight.data = _merged(name, layer, tensors)
+                setattr(parent, name.rpartition(".")[2], base)
+            yield
+        finally:
+            for (name, parent, layer), base, weight in zip(self._places, bases, own, strict=True):
+                base.weight.data = weight
+                setattr(parent, name.rpartition(".")[2], layer)
+
+    def answers(
+        self, prompt: Sequence[int], answers: Sequence[Sequence[int]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [N, H] that predict the N answer tokens, laid end to end, and those [N]."""
+        if not prompt or not all(answers):
+            raise LearnerError("a prompt or an answer is empty.")
+        width = max(map(len, answers))
+        padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in answers])
+        lengths = torch.tensor([len(row) for row in answers])
+        first = torch.tensor([list(prompt)])
+        vocabulary = self._policy.vocab_size
+        if min(int(first.min()), int(padded.min())) < 0 or vocabulary <= max(
+            int(first.max()), int(padded.max())
+        ):
+            raise LearnerError("a sequence has a token id that is not in the vocabulary.")
+        cache = DynamicCache(config=self._decoder.config)
+        hidden = self._run(first, cache)[:, -1:].expand(len(answers), -1, -1)
+        if width > 1:
+            cache.batch_repeat_interleave(len(answers))
+            hidden = torch.cat([hidden, self._run(padded[:, :-1], cache)], 1)
+        inside = torch.arange(width)[None] < lengths[:, None]
+        return hidden[inside.to(hidden.device)], padded[inside].to(hidden.device)
+
+    def _run(self, tokens: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+        found = self._decoder(
+            input_ids=tokens.to(self._device), use_cache=True, **{self._cache_argument: cache}
+        )
+        hidden: torch.Tensor = found.last_hidden_state
+        return hidden
+
+    def _read(self, adapter: Path) -> Mapping[str, torch.Tensor]:
+        if adapter in self._adapters:
+            self._adapters.move_to_end(adapter)
+        else:
+            self._adapters[adapter] = self._policy.read_adapter(adapter)
+            if len(self._adapters) > _ADAPTERS_KEPT:
+                self._adapters.popitem(last=False)
+        return self._adapters[adapter]
+
+
+def _merged(name: str, layer: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    weight: torch.Tensor = layer.get_base_layer().weight.data
+    a = tensors[f"base_model.model.{name}.lora_A.weight"]
+    b = tensors[f"base_model.model.{name}.lora_B.weight"]
+    scale: float = layer.scaling[_ADAPTER]
+    return (weight + (b @ a) * scale).to(weight.dtype)
