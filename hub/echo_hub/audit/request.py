@@ -28,7 +28,9 @@ def audit_with(learner: Learner, folder: RunFolder) -> AuditCall:
             adapter=str(adapter),
             prompt=group.prompt,
             seed=group.seed,
-            temperature=group.temperature,
+            temperature=group.sampling.temperature,
+            top_k=group.sampling.top_k,
+            top_p=group.sampling.top_p,
             rollouts=group.rollouts,
         )
         try:
