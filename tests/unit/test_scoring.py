@@ -68,8 +68,9 @@ def with_scorers(run_config: RunConfig, body: Callable[[Scorers], Awaitable[None
             async with open_scorers(run_config, BASE) as scorers:
                 await body(scorers)
 
+    others = _scorer_processes()  # of a hub that other tests keep
     trio.run(main)
-    assert not _scorer_processes()
+    assert set(_scorer_processes()) <= set(others)
 
 
 def _scorer_processes() -> list[psutil.Process]:
