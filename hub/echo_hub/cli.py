@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import msgspec
 import typer
 
 from echo_p2p import __version__
@@ -100,8 +101,73 @@ def status(folder: Folder, json_output: Json = False) -> None:
 
 
 @app.command()
+def nodes(folder: Folder, json_output: Json = False) -> None:
+    """The nodes of a run: what they gave, their standing, and who is banned."""
+    from echo_hub.nodes import list_nodes, render_nodes
+
+    found = list_nodes(folder)
+    if json_output:
+        typer.echo(json.dumps(found))
+    else:
+        render_nodes(found)
+
+
+Node = Annotated[str, typer.Argument(metavar="PEER_ID", help="As `echo-hub nodes` shows it.")]
+
+
+@app.command()
+def ban(
+    folder: Folder,
+    node: Node,
+    why: Annotated[str, typer.Option(help="Told to the node.")] = "the operator decided so.",
+    json_output: Json = False,
+) -> None:
+    """Shut a node out; drop what waits of it and mark what was trained on. Also while serving."""
+    from echo_hub.nodes import set_ban
+
+    set_ban(folder, node, why)
+    typer.echo(json.dumps({"banned": node}) if json_output else f"banned {node}")
+
+
+@app.command()
+def unban(folder: Folder, node: Node, json_output: Json = False) -> None:
+    """Let a banned node in again, as a newcomer. Also while serving."""
+    from echo_hub.nodes import set_ban
+
+    set_ban(folder, node, None)
+    typer.echo(json.dumps({"unbanned": node}) if json_output else f"unbanned {node}")
+
+
+@app.command()
+def calibrate(
+    folder: Folder,
+    rollouts: Annotated[int, typer.Option(min=100, help="Honest rollouts to measure.")] = 2000,
+    json_output: Json = False,
+) -> None:
+    """Measure honest work of this machine's engine and set the audit's thresholds by it."""
+    from echo_hub.audit.honest import calibrate_run
+    from echo_hub.paths import RunFolder
+
+    def progress(done: int, total: int) -> None:
+        if not json_output:
+            typer.echo(f"{done} of {total} rollouts", err=True)
+
+    made = calibrate_run(RunFolder(folder.absolute()), rollouts=rollouts, progress=progress)
+    if json_output:
+        typer.echo(msgspec.json.encode(made).decode())
+        return
+    typer.echo(
+        f"{made.rollouts} honest rollouts, {made.tokens} tokens, {made.mismatches} not the "
+        f"auditor's\nthresholds: margin {made.max_margin:.3g}, difference of log-probability "
+        f"{made.max_logprob_difference:.3g}\nfalse positives: {made.false_positives} of "
+        f"{made.judged} rollouts, at most {made.false_positive_rate_upper:.2g} (95 % confidence)"
+    )
+
+
+@app.command()
 def demo(
     nodes: Annotated[int, typer.Option(min=1, max=32, help="Node processes.")] = 3,
+    cheaters: Annotated[int, typer.Option(min=0, help="How many of the nodes cheat.")] = 0,
     updates: Annotated[int, typer.Option(min=0, help="Learner updates; 0: the preset's.")] = 0,
     mode: Annotated[str, typer.Option(help="async or sequential.")] = "async",
     staleness: Annotated[int, typer.Option(min=0, max=100, help="S, in versions.")] = 2,
@@ -120,6 +186,7 @@ def demo(
 
     options = DemoOptions(
         nodes=nodes,
+        cheaters=cheaters,
         updates=updates,
         mode=mode,
         staleness=staleness,

@@ -1,7 +1,9 @@
 """`echo-hub demo`: a hub in this process and real `echo-node` processes beside it, on loopback.
 
 Nothing is simulated: the nodes know a bootstrap file and start with empty folders; the base model
-reaches them through the network. The folder is temporary unless it is asked to be kept.
+reaches them through the network. Nodes that are to cheat are programs too (`echo_node.cheat`), on
+the same protocol, and the hub is not told which they are. The folder is temporary unless it is
+asked to be kept.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from echo_hub.presets import MODELS, Model, preset
 from echo_hub.setup_run import write_bootstrap
 from echo_hub.template import render_config
 from echo_p2p.errors import ConfigError, RunFailedError, StoppedError
-from echo_p2p.identity import Identity
+from echo_p2p.identity import Identity, peer_id_of
 from echo_p2p.nursery import open_nursery
 
 if TYPE_CHECKING:
@@ -42,11 +44,14 @@ if TYPE_CHECKING:
 RISE_WANTED = {"addmix3": 0.3, "smollm2": 0.1}
 DEFAULT_UPDATES = {"addmix3": 30, "smollm2": 24}
 _NODE_GOODBYE_S = 20.0
+_WAYS_TO_CHEAT = ("edited", "hand-written", "greedy", "stale", "reseeded")
+_HONEST_AT_FIRST = 64  # answers, by which a cheat earns some standing
 
 
 @dataclass(frozen=True)
 class DemoOptions:
     nodes: int = 3
+    cheaters: int = 0
     updates: int = 0
     mode: str = "async"
     staleness: int = 2
@@ -58,8 +63,10 @@ class DemoOptions:
 
 @dataclass
 class NodeTally:
-    """What one node said of itself in its last summary line."""
+    """What one node said of itself: its peer id, and what was in its last summary line."""
 
+    cheats: str | None = None
+    peer_id: str = ""
     bytes_from_hub: int = 0
     bytes_from_peers: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -71,6 +78,11 @@ def run_demo(options: DemoOptions, *, live: bool) -> dict[str, Any]:
         raise ConfigError(f"there is no model {options.model!r}: choose from {', '.join(MODELS)}.")
     if options.mode not in ("async", "sequential"):
         raise ConfigError(f"mode {options.mode!r}: choose async or sequential.")
+    if options.cheaters >= options.nodes:
+        raise ConfigError(
+            f"{options.cheaters} of {options.nodes} nodes would cheat.",
+            fix="Leave at least one honest: --nodes is the number of all of them.",
+        )
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     with _run_folder(options.keep) as folder:
         summary = trio.run(_until_stopped, options, folder, live)
@@ -182,7 +194,12 @@ async def _demo(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str
     identity.save(folder.identity)
     folder.config.write_text(render_config(config), encoding="utf-8")
     write_bootstrap(folder, config, hub_id=identity.peer_id, hosts=(), port=ports[0])
-    tallies = [NodeTally() for _ in range(options.nodes)]
+    tallies = [
+        NodeTally(_WAYS_TO_CHEAT[number % len(_WAYS_TO_CHEAT)])
+        if number < options.cheaters
+        else NodeTally()
+        for number in range(options.nodes)
+    ]
     async with open_hub(config, folder) as hub, open_nursery() as nodes:
         for number, tally in enumerate(tallies):
             nodes.start_soon(_node, folder, number, tally)
@@ -199,14 +216,16 @@ async def _node(folder: RunFolder, number: int, tally: NodeTally) -> None:
     """One `echo-node join` process; its events are read, its words go to a log file."""
     home = folder.root / f"node-{number}"
     home.mkdir()
+    if tally.cheats:
+        program = ["echo_node.cheat", tally.cheats, "--honest", str(_HONEST_AT_FIRST)]
+    else:
+        program = ["echo_node.cli", "join", "--json", "--until-eof"]
     command = [
-        sys.executable, "-m", "echo_node.cli", "join",
+        sys.executable, "-m", *program,
         "--bootstrap", str(folder.bootstrap),
         "--data-dir", str(home),
         "--listen", "/ip4/127.0.0.1/tcp/0",
         "--threads", "1",
-        "--json",
-        "--until-eof",
     ]  # fmt: skip
     with (folder.root / f"node-{number}.log").open("wb") as log:
         process = await trio.lowlevel.open_process(
@@ -234,6 +253,8 @@ async def _node(folder: RunFolder, number: int, tally: NodeTally) -> None:
 def _note(tally: NodeTally, line: bytes) -> None:
     event = json.loads(line)
     tally.events.append(event)
+    if event.get("event") == "joined":
+        tally.peer_id = event["node"]
     if event.get("event") == "summary":
         tally.bytes_from_hub = event["bytes_from_hub"]
         tally.bytes_from_peers = event["bytes_from_peers"]
@@ -242,12 +263,16 @@ def _note(tally: NodeTally, line: bytes) -> None:
 def _summary(hub: Hub, tallies: list[NodeTally], wall_s: float) -> dict[str, Any]:
     snapshot = hub.front.snapshot()
     evaluations = hub.loop.evaluations
+    banned = {peer_id_of(key) for key in snapshot.banned}
+    cheaters = {tally.peer_id for tally in tallies if tally.cheats}
     return {
         "reward_before": round(evaluations[0], 4),
         "reward_after": round(evaluations[hub.loop.version], 4),
         "updates": hub.loop.version,
         "rollouts_accepted": snapshot.rollouts_accepted,
         "rollouts_rejected": dict(snapshot.rollouts_rejected),
+        "cheaters_banned": len(banned & cheaters),
+        "nodes_banned": len(banned),
         "max_lag": max(snapshot.lag_histogram, default=0),
         "bytes_from_hub": sum(tally.bytes_from_hub for tally in tallies),
         "bytes_from_peers": sum(tally.bytes_from_peers for tally in tallies),

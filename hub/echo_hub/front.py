@@ -25,6 +25,7 @@ import msgspec
 import trio
 
 from echo_hub.assess import Assessed, Assessor, Audit, Group
+from echo_hub.audit.sequential import FLOAT32, Noise
 from echo_hub.buffer import Buffer, ScoredGroup
 from echo_hub.checks import Code, Rejection, Standing
 from echo_hub.config import RunConfig
@@ -51,6 +52,7 @@ from echo_p2p.wire import (
 )
 
 EVALUATION_PATIENCE_S = 120.0
+_UNASKED_PATIENCE_S = 30.0  # if no lease of it is out
 _TICK_S = 1.0
 
 
@@ -72,6 +74,7 @@ class Front:
         audit: Audit,
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        noise: Noise = FLOAT32,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -101,6 +104,7 @@ class Front:
             recovered=recovered,
             clock=clock,
             evict=self._evict,
+            noise=noise,
         )
         self._assessor = Assessor(
             scorers, audit, config.audit, self._keeper.probability, rng or secrets.SystemRandom()
@@ -311,8 +315,8 @@ class Front:
     async def evaluate(self, version: int, prompts: int) -> list[float]:
         """Mean reward of each of the first `prompts` held-out prompts under a published version.
 
-        Prompts that cannot be scored are left out. The list is empty if the evaluation was given
-        up: nodes have a newer version, and nothing came for `EVALUATION_PATIENCE_S`.
+        Prompts that cannot be scored are left out. If nodes have a newer version and nothing comes
+        any more, so are those that wait; the list is empty if they are more than half.
         """
         evaluation = self._evaluations[version] = Evaluation(version, prompts)
         self._book.open_evaluation(version, range(prompts))
@@ -324,7 +328,8 @@ class Front:
             withdrawn = self._book.close_evaluation(version)
         await self._ledger.release_leases(withdrawn)
         await self._ledger.consume_evaluated(evaluation.group_ids)
-        return evaluation.rewards if evaluation.finished else []
+        enough = evaluation.finished or 2 * evaluation.answered >= prompts
+        return evaluation.rewards if enough else []
 
     async def _wait_for(self, evaluation: Evaluation) -> None:
         answered, since = 0, trio.current_time()
@@ -332,7 +337,9 @@ class Front:
             if evaluation.answered > answered:
                 answered, since = evaluation.answered, trio.current_time()
             outdated = (self._granter.newest or 0) > evaluation.version
-            if outdated and trio.current_time() - since > EVALUATION_PATIENCE_S:
+            out = self._book.evaluating(evaluation.version)
+            patience_s = EVALUATION_PATIENCE_S if out else _UNASKED_PATIENCE_S
+            if outdated and trio.current_time() - since > patience_s:
                 return
             await self._changed.wait()  # `run` wakes everybody each second
 

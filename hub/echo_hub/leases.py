@@ -258,6 +258,13 @@ class LeaseBook:
         """Hand out these held-out prompts to nodes that have exactly this version."""
         self._evaluations[version] = sorted(indices)
 
+    def evaluating(self, version: int) -> bool:
+        """Is a lease of this evaluation out?"""
+        return any(
+            lease.split == "heldout" and lease.min_version == version
+            for lease in self._open.values()
+        )
+
     def close_evaluation(self, version: int) -> list[OpenLease]:
         """Withdraw what is left of an evaluation; returns its leases that were out."""
         self._evaluations.pop(version, None)

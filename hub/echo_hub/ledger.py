@@ -6,7 +6,8 @@ Promises:
   happens to the process afterwards;
 - a lease is answered by one group at most, and a group is consumed by one update at most;
 - an update and the groups it consumed are committed together or not at all;
-- one hub at a time: the file is locked. Readers (`read_facts`) disturb nobody.
+- one hub at a time: the file is locked. Readers (`read_facts`) disturb nobody, and others write
+  nothing but requests to the hub, which SQLite itself keeps apart from the hub's writing.
 
 The ledger holds the run's secret, so its file has mode 0600.
 """
@@ -17,22 +18,24 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import trio
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Connection, Engine, func, select
 
 from echo_hub import ledger_rows as rows
 from echo_hub.checks import ClosedLease, Code
 from echo_hub.leases import OpenLease
 from echo_hub.ledger_reads import (
+    NodeRow,
     PublishedVersion,
     Recovered,
     Request,
     StoredGroup,
     facts_of,
+    node_rows,
     open_requests,
     read_state,
 )
@@ -45,6 +48,7 @@ from echo_hub.ledger_schema import (
     leases,
     meta,
     open_engine,
+    requests,
 )
 from echo_hub.ledger_writer import Writer
 from echo_hub.reputation import Record
@@ -267,16 +271,56 @@ def _check_or_create(engine: Engine, path: Path, run_id: str) -> bytes:
     return bytes.fromhex(facts["secret"])
 
 
-def read_facts(path: Path) -> dict[str, object]:
-    """A run's facts for `echo-hub status`: plain values, read beside a hub that is serving."""
+# --- beside a hub that may be serving -------------------------------------------------------------
+
+
+@contextmanager
+def _beside(path: Path, *, read_only: bool = True) -> Iterator[Connection]:
+    """A connection to the ledger that disturbs nobody, for one short transaction."""
     if not path.is_file():
         raise LedgerError(
             f"there is no ledger at {path}.", fix="It is made when the run is first served."
         )
-    engine = open_engine(path, read_only=True)
+    engine = open_engine(path, read_only=read_only)
     try:
-        with database_errors(path), engine.connect() as connection:
+        with database_errors(path), engine.begin() as connection:
             check_schema(connection, path)
-            return facts_of(connection)
+            yield connection
     finally:
         engine.dispose()
+
+
+def read_facts(path: Path) -> dict[str, object]:
+    """A run's facts for `echo-hub status`, as plain values."""
+    with _beside(path) as connection:
+        return facts_of(connection)
+
+
+def read_nodes(path: Path) -> list[NodeRow]:
+    """The nodes of a run."""
+    with _beside(path) as connection:
+        return node_rows(connection)
+
+
+def is_served(path: Path) -> bool:
+    """Is a hub serving this ledger now?"""
+    if not path.is_file():
+        return False
+    try:
+        os.close(_lock(path))
+    except LedgerError:
+        return True
+    return False
+
+
+def leave_request(path: Path, node: bytes, why: str | None) -> int:
+    """Ask the hub that serves the ledger to ban a key, or to unban it if there is no `why`."""
+    with _beside(path, read_only=False) as connection:
+        return rows.ask(connection, node, why)
+
+
+def request_is_done(path: Path, request_id: int) -> bool:
+    """Has the hub done it?"""
+    with _beside(path) as connection:
+        done = select(requests.c.done).where(requests.c.id == request_id)
+        return bool(connection.scalar(done))

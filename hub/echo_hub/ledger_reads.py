@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Integer, Row, func, select
 
 from echo_hub.audit.sequential import NodeEvidence
 from echo_hub.leases import OpenLease
@@ -111,6 +111,43 @@ def read_standings(connection: Connection) -> list[tuple[bytes, Record]]:
         (row.node, Record(row.valid, row.at, row.banned, NodeEvidence.from_json(row.evidence)))
         for row in connection.execute(select(standings))
     ]
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """A node in the ledger: rollouts accepted and rejected, and groups trained on."""
+
+    key: bytes
+    record: Record
+    accepted: int
+    rejected: int
+    trained: int
+    disputed: int
+    last_seen: float | None
+
+
+def node_rows(connection: Connection) -> list[NodeRow]:
+    """Every key that was leased anything, handed anything in, or was banned."""
+    records = dict(read_standings(connection))
+    seen = {row.key: row.last_seen for row in connection.execute(select(nodes))}
+    rollouts: defaultdict[bytes, Counter[str]] = defaultdict(Counter)
+    for row in connection.execute(select(verdicts)):
+        rollouts[row.node][row.code] += row.rollouts
+    trained_on = (groups.c.state == "consumed") & (groups.c.split == "train")
+    counted = select(groups.c.node, func.count(), func.sum(groups.c.disputed.cast(Integer)))
+    trained = {
+        row[0]: (row[1], row[2])
+        for row in connection.execute(counted.where(trained_on).group_by(groups.c.node))
+    }
+    found = []
+    for key in records | seen | rollouts:
+        accepted = rollouts[key]["accepted"]
+        rejected = rollouts[key].total() - accepted
+        record = records.get(key, Record())
+        found.append(
+            NodeRow(key, record, accepted, rejected, *trained.get(key, (0, 0)), seen.get(key))
+        )
+    return found
 
 
 def open_requests(connection: Connection) -> list[Request]:

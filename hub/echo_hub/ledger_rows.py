@@ -268,9 +268,12 @@ def _dispute(connection: Connection, which: ColumnElement[bool]) -> None:
     )
 
 
-def ask(connection: Connection, rows: list[tuple[bytes, str | None]]) -> None:
-    """An operator wants a key banned, or unbanned if there is no `why`."""
-    connection.execute(insert(requests), [{"node": node, "why": why} for node, why in rows])
+def ask(connection: Connection, node: bytes, why: str | None) -> int:
+    """An operator wants a key banned, or unbanned if there is no `why`; the request's id."""
+    done = connection.execute(insert(requests), {"node": node, "why": why})
+    key = done.inserted_primary_key
+    assert key is not None
+    return int(key[0])
 
 
 def requests_done(connection: Connection, rows: list[int]) -> None:

@@ -163,7 +163,7 @@ def _counts(snapshot: FrontSnapshot) -> RenderableType:
 
 def _nodes(snapshot: FrontSnapshot) -> RenderableType:
     table = Table(box=None, padding=(0, 2))
-    for name in ("node", "version", "rollouts/s", "accepted", "rejected"):
+    for name in ("node", "version", "rollouts/s", "accepted", "rejected", "valid", "audited"):
         table.add_column(name, justify="left" if name == "node" else "right")
     for node in snapshot.nodes:
         table.add_row(
@@ -172,5 +172,7 @@ def _nodes(snapshot: FrontSnapshot) -> RenderableType:
             f"{node.rate:.1f}",
             str(node.accepted),
             str(node.rejected),
+            f"{node.valid:.0f}",
+            Text("banned", style="bold red") if node.banned else f"{node.audits:.0%}",
         )
     return table

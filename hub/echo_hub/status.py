@@ -10,15 +10,21 @@ from echo_hub.paths import RunFolder
 from echo_p2p.errors import ConfigError
 
 
-def read_status(root: Path) -> dict[str, Any]:
-    """Facts of the run in a folder (or of the folder of a run.toml), as plain JSON values."""
-    from echo_hub.ledger import read_facts
-
+def run_folder(root: Path) -> RunFolder:
+    """The run in a folder, or in the folder of a run.toml; ConfigError if there is none."""
     folder = RunFolder((root if root.is_dir() else root.parent).absolute())
     if not folder.config.is_file():
         raise ConfigError(
             f"{folder.root} holds no run.toml.", fix="Make a run with: echo-hub init FOLDER"
         )
+    return folder
+
+
+def read_status(root: Path) -> dict[str, Any]:
+    """Facts of the run in a folder (or of the folder of a run.toml), as plain JSON values."""
+    from echo_hub.ledger import read_facts
+
+    folder = run_folder(root)
     config = load_config(folder.config)
     facts: dict[str, Any] = {"run": config.run.id, "task": config.task.name}
     return facts | read_facts(folder.ledger)

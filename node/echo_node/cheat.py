@@ -1,0 +1,136 @@
+"""A node that cheats: `python -m echo_node.cheat WAY ...`. Not part of `echo-node`.
+
+It is here so that an operator can watch a run find cheats (`echo-hub demo --cheaters N`) before
+strangers try. Everything but its answers is an honest node's program; the first `--honest` answers
+are honest too, as a cheat's would be that wants to earn standing. Then, each in its way:
+
+- `edited`: one token of each answer is changed;
+- `hand-written`: answers the sum that the prompt asks for, with made-up log-probabilities;
+- `greedy`: takes the likeliest token each time, without the noise that the hub ordered;
+- `stale`: stays at the first version it saw, and says it is at the newest;
+- `reseeded`: draws with a seed of its own, as one does who looks for a luckier draw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import trio
+from msgspec.structs import replace
+
+from echo_node.console import open_console
+from echo_node.engines.base import Completion, EngineInfo, Job
+from echo_node.engines.remote import RemoteEngine
+from echo_node.node import JoinOptions, join
+from echo_node.paths import node_folder
+from echo_p2p.errors import EchoError
+from echo_p2p.nursery import open_nursery
+
+WAYS = ("edited", "hand-written", "greedy", "stale", "reseeded")
+_SUM = re.compile(r"(\d+)( ?)\+ ?(\d+) ?=$")
+
+
+class Cheat(RemoteEngine):
+    """An engine whose answers are not what was ordered, after `honest` answers that are."""
+
+    def __init__(self, way: str, honest: int, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._way = way
+        self._honest = honest
+        self._tokenizer: Any = None
+        self._stuck = False
+
+    async def load(self, base: Path, dtype: Literal["float32", "bfloat16"]) -> EngineInfo:
+        if self._way == "hand-written":
+            from tokenizers import Tokenizer
+
+            self._tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+        return await super().load(base, dtype)
+
+    async def activate(self, version: int, adapter: Path) -> None:
+        if not self._stuck:
+            await super().activate(version, adapter)
+        self._stuck = self._way == "stale"
+
+    async def generate(self, jobs: Sequence[Job]) -> list[Completion]:
+        if self._honest > 0:
+            self._honest -= len(jobs)
+            return await super().generate(jobs)
+        match self._way:
+            case "greedy":
+                cold = [replace(job.sampling, temperature=1e-3) for job in jobs]
+                return await super().generate(
+                    [replace(job, sampling=one) for job, one in zip(jobs, cold, strict=True)]
+                )
+            case "reseeded":
+                return await super().generate([replace(job, seed=job.seed ^ 1) for job in jobs])
+            case "edited":
+                done = await super().generate(jobs)
+                return [_edited(job, one) for job, one in zip(jobs, done, strict=True)]
+            case "hand-written":
+                return [self._by_hand(job) for job in jobs]
+        return await super().generate(jobs)
+
+    def _by_hand(self, job: Job) -> Completion:
+        asked = _SUM.search(self._tokenizer.decode(job.prompt, skip_special_tokens=False))
+        total = int(asked[1]) + int(asked[3]) if asked else 0
+        text = f" {total}" if asked and asked[2] else f">{total}"
+        room = job.sampling.max_new_tokens - 1
+        tokens = self._tokenizer.encode(text, add_special_tokens=False).ids[:room]
+        tokens.append(job.sampling.stop[0])
+        return Completion(tokens, [-0.1] * len(tokens), "stop")
+
+
+def _edited(job: Job, answer: Completion) -> Completion:
+    """The answer with its first token exchanged for another one that occurs in the prompt."""
+    others = set(job.prompt) - {answer.tokens[0], *job.sampling.stop}
+    if len(answer.tokens) < 2 or not others:
+        return answer
+    return replace(answer, tokens=[min(others), *answer.tokens[1:]])
+
+
+@asynccontextmanager
+async def open_cheat(way: str, honest: int, **parts: Any) -> AsyncIterator[RemoteEngine]:
+    """A cheat's engine in the place of `engines.remote.open_engine`."""
+    engine = Cheat(way, honest, **parts)
+    async with open_nursery() as nursery:
+        nursery.start_soon(engine.run)
+        yield engine
+        nursery.cancel_scope.cancel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m echo_node.cheat", description=__doc__)
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("--honest", type=int, default=0, help="answers to give honestly at first")
+    parser.add_argument("--bootstrap")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0")
+    parser.add_argument("--threads", type=int, default=1)
+    asked = parser.parse_args()
+    options = JoinOptions(
+        folder=node_folder(asked.data_dir),
+        bootstrap=asked.bootstrap,
+        listen=(asked.listen,),
+        threads=asked.threads,
+        until_eof=True,
+    )
+    engine: Callable[..., Any] = partial(open_cheat, asked.way, asked.honest)
+    try:
+        with open_console(json_lines=True) as report:
+            code = trio.run(partial(join, options, report, open_engine=engine))
+    except EchoError as error:
+        print(f"cheat: {error}", file=sys.stderr)
+        code = error.exit_code
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
