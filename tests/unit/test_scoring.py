@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -68,16 +68,26 @@ def with_scorers(run_config: RunConfig, body: Callable[[Scorers], Awaitable[None
             async with open_scorers(run_config, BASE) as scorers:
                 await body(scorers)
 
-    others = _scorer_processes()  # of a hub that other tests keep
     trio.run(main)
-    assert set(_scorer_processes()) <= set(others)
+    assert not _scorer_processes()
+
+
+OTHERS: set[psutil.Process] = set()
+"""Scorers of a hub that other tests of this session keep running."""
+
+
+@pytest.fixture(autouse=True)
+def _note_others() -> Iterator[None]:
+    OTHERS.update(_scorer_processes())
+    yield
+    OTHERS.clear()
 
 
 def _scorer_processes() -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children(recursive=True)
-        if "echo_hub.scorer" in " ".join(child.cmdline())
+        if "echo_hub.scorer" in " ".join(child.cmdline()) and child not in OTHERS
     ]
 
 
