@@ -14,6 +14,7 @@ from collections.abc import Callable
 import trio
 
 from echo_hub.assess import Assessed
+from echo_hub.audit.sequential import FLOAT32, Noise
 from echo_hub.checks import Code, Rejection
 from echo_hub.config import AuditSection
 from echo_hub.doors import Allowances
@@ -49,8 +50,9 @@ class Keeper:
         recovered: Recovered,
         clock: Callable[[], float],
         evict: Evict,
+        noise: Noise = FLOAT32,
     ) -> None:
-        self.reputation = Reputation(rules, recovered.standings)
+        self.reputation = Reputation(rules, recovered.standings, noise=noise)
         self._run_id = run_id
         self._identity = identity
         self._ledger = ledger

@@ -33,6 +33,11 @@ class RunFolder:
         return self.root / "ledger.sqlite"
 
     @property
+    def calibration(self) -> Path:
+        """What `echo-hub calibrate` measured."""
+        return self.root / "audit.json"
+
+    @property
     def store(self) -> Path:
         return self.root / "store"
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import trio
 
 from echo_hub.audit.request import audit_with
+from echo_hub.audit.rules import audit_rules
 from echo_hub.beacon import keep_record
 from echo_hub.config import RunConfig
 from echo_hub.endpoints import Endpoints
@@ -79,6 +80,7 @@ async def open_hub(
     """
     identity = Identity.load(folder.identity)
     base = resolve_base(config.base.path)
+    config, noise = audit_rules(config, folder, base)
     tokenizer = Tokenizer.load(base)
     async with AsyncExitStack() as stack:
         ledger = await stack.enter_async_context(
@@ -123,6 +125,7 @@ async def open_hub(
             tokenizer=tokenizer,
             recovered=recovered,
             audit=audit_with(learner, folder),
+            noise=noise,
             clock=clock,
         )
         endpoints = Endpoints(

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from echo_hub.audit.bounds import binomial_upper, poisson_upper
-from echo_hub.audit.sequential import EDGES, Noise
+from echo_hub.audit.sequential import EDGES, FLOAT32, SMALL_NOISE, Noise
 from echo_hub.learner.messages import Audited
 from echo_p2p.errors import ConfigError
 
@@ -97,6 +97,7 @@ def calibrate(
     )
     tokens = sum(found.tokens for found in rollouts)
     chance = sum(found.chance for found in rollouts)
+    largest = max(found.max_logprob_difference for found in rollouts)
     margins = _total([found.margins for found in rollouts])
     differences = _total([found.differences for found in rollouts])
     return Calibration(
@@ -109,12 +110,12 @@ def calibrate(
         bits=sum(found.bits for found in rollouts),
         mismatches=sum(found.mismatches for found in rollouts),
         largest_margin=max(found.max_margin for found in rollouts),
-        largest_difference=max(found.max_logprob_difference for found in rollouts),
+        largest_difference=largest,
         max_margin=max_margin,
         max_logprob_difference=max_difference,
         margins=margins,
         differences=differences,
-        margin_rates=_rates(margins, chance),
+        margin_rates=_margin_rates(margins, chance, largest),
         difference_rates=_rates(differences, float(tokens)),
         judged=len(judged),
         false_positives=false,
@@ -153,6 +154,16 @@ def load(path: Path) -> Calibration:
 
 def _total(counts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(sum, zip(*counts, strict=True)))
+
+
+def _margin_rates(
+    counts: Sequence[int], chance: float, largest_difference: float
+) -> tuple[float, ...]:
+    """What was counted, which takes much chance to say little; less where noise proved small."""
+    counted = _rates(counts, chance)
+    if largest_difference > SMALL_NOISE:
+        return counted
+    return tuple(map(min, counted, FLOAT32.margin_rates))
 
 
 def _rates(counts: Sequence[int], exposure: float) -> tuple[float, ...]:

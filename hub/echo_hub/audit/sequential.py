@@ -70,8 +70,14 @@ class Noise:
                 raise ValueError(f"{len(EDGES)} rates in (0, 1] are needed, not {rates}")
 
 
-FLOAT32 = Noise(margin_rates=(2e-4,) * len(EDGES), difference_rates=(1e-3,) + (5e-5,) * 6)
-"""Without calibration: nodes and auditor in float32 (docs/security.md has the measurement)."""
+SMALL_NOISE = 1e-4
+"""Where no logit is off by more, no two sums swap that are further apart than twice this."""
+
+FLOAT32 = Noise(
+    margin_rates=(2 * SMALL_NOISE,) * len(EDGES), difference_rates=(1e-3,) + (5e-5,) * 6
+)
+"""Nodes and auditor in float32, where noise is small: of 190,000 honest tokens of addmix3 none was
+off by more than 3e-5, so a rate of 5e-5 is twice the upper 99 % bound of none in so many."""
 
 
 @dataclass(frozen=True)
