@@ -173,14 +173,13 @@ class Ledger:
         group_ids: Sequence[int] | None = None,
         leases: Sequence[OpenLease] = (),
     ) -> None:
-        """A key is banned; of its groups these are dropped: all that wait, if none are named.
+        """A key is banned: these groups of its are dropped, and these leases released; all that
+        wait or are open, if no groups are named.
 
         What was trained on of it without an audit is marked as disputed.
         """
-        if group_ids is None:
-            with self._engine.connect() as connection:
-                group_ids = rows.waiting_of(connection, node)
-        await self._writer.write(rows.ban, rows.Ban(node, record, list(group_ids), list(leases)))
+        ids = None if group_ids is None else list(group_ids)
+        await self._writer.write(rows.ban, rows.Ban(node, record, ids, list(leases)))
 
     async def unban(self, node: bytes) -> None:
         """A key may come back, without standing; nothing of it is disputed any more."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, case, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from echo_hub.leases import OpenLease
@@ -49,11 +49,14 @@ class NewGroup:
 
 @dataclass(frozen=True)
 class Ban:
-    """A key is banned; `group_ids` and `leases` are those of its that still wait."""
+    """A key is banned; `group_ids` and `leases` are those of its that still wait.
+
+    `group_ids` None: the ledger knows them, since no hub is running.
+    """
 
     node: bytes
     record: Record
-    group_ids: list[int]
+    group_ids: list[int] | None
     leases: list[OpenLease]
 
 
@@ -241,14 +244,23 @@ def ban(connection: Connection, rows: list[Ban]) -> None:
     """Keys are shut out: what waits of theirs is dropped, what was trained on is disputed."""
     for row in rows:
         put_standings(connection, [[(row.node, row.record)]])
-        drop_groups(connection, [(row.group_ids, _BANNED, row.leases)])
+        if row.group_ids is None:
+            _drop_all_of(connection, row.node)
+        else:
+            drop_groups(connection, [(row.group_ids, _BANNED, row.leases)])
         _dispute(connection, groups.c.node == row.node)
 
 
-def waiting_of(connection: Connection, node: bytes) -> list[int]:
-    """The groups of a key that nothing has consumed yet."""
+def _drop_all_of(connection: Connection, node: bytes) -> None:
+    """Drop the groups of a key that nothing has consumed, and have their prompts leased again."""
     waiting = unfinished(groups, "received", "scored")
-    return list(connection.scalars(select(groups.c.id).where(waiting, groups.c.node == node)))
+    found = select(groups.c.id).where(waiting, groups.c.node == node)
+    drop_groups(connection, [(list(connection.scalars(found)), _BANNED, [])])
+    connection.execute(
+        update(leases)
+        .where(leases.c.node == node, unfinished(leases, "open"))
+        .values(state=case((leases.c.split == "train", "released"), else_="spent"))
+    )
 
 
 def unban(connection: Connection, rows: list[tuple[bytes, Record]]) -> None:

@@ -105,7 +105,7 @@ def render_nodes(nodes: list[dict[str, Any]]) -> None:
             "banned" if node["banned"] else f"{node['audit_probability']:.0%}",
         )
     console = Console(soft_wrap=True)
-    console.print(table)
+    console.print(table, width=max(console.width, 120))
     for node in nodes:
         if node["banned"]:
             console.print(f"{node['node']} is banned: {node['banned']}", markup=False)
