@@ -220,13 +220,21 @@ class Store:
         if (path := self.path(artifact.id)) is not None:
             return path
         with self.begin(artifact) as partial:
-            for index in bitmap.indices(partial.lacks):
-                with disk_errors(f"read {source}"):
-                    data = read_slices(source, artifact.layout.slices(index))
-                if not artifact.holds(index, data):
-                    raise ManifestError(f"{source} does not hold the bytes of {artifact}.")
-                partial.write(index, data)
-            return partial.finish()
+            self._copy_lacking(partial, source)
+            try:
+                return partial.finish()
+            except ChunkError:  # chunks of an earlier copy had rotted
+                self._copy_lacking(partial, source)
+                return partial.finish()
+
+    def _copy_lacking(self, partial: Partial, source: Path) -> None:
+        artifact = partial.artifact
+        for index in bitmap.indices(partial.lacks):
+            with disk_errors(f"read {source}"):
+                data = read_slices(source, artifact.layout.slices(index))
+            if not artifact.holds(index, data):
+                raise ManifestError(f"{source} does not hold the bytes of {artifact}.")
+            partial.write(index, data)
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -373,19 +381,22 @@ class Partial:
     def finish(self) -> Path:
         """Read everything back, make it durable, make it visible; returns the folder of files.
 
-        ChunkError: a chunk is bad on disk; it is lacking again.
+        ChunkError: chunks are bad on disk; they are lacking again.
         ManifestError: every chunk is right and the whole is not, so the manifest lies.
         """
         entry, store = self._entry, self._store
         if self.lacks:
             raise ArtifactError(f"{self.artifact} still lacks {self.lacks.bit_count()} chunks.")
-        content = blake3()
+        content, lost = blake3(), 0
         for index in range(self.artifact.layout.count):
             data = store._read_good(entry, index)
             if data is None:
-                store._lose(entry, 1 << index)
-                raise ChunkError(f"chunk {index} of {self.artifact} is corrupt on disk.")
-            content.update(data)
+                lost |= 1 << index
+            else:
+                content.update(data)
+        if lost:
+            store._lose(entry, lost)
+            raise ChunkError(f"{lost.bit_count()} chunks of {self.artifact} are corrupt on disk.")
         if content.digest() != self.artifact.manifest.content:
             raise ManifestError(f"{self.artifact} is not what its manifest says it adds up to.")
         with disk_errors(f"complete {self.artifact}"):

@@ -18,7 +18,7 @@ import trio
 from echo_hub.ledger import Ledger
 from echo_p2p.artifact.manifest import Artifact, build_manifest
 from echo_p2p.artifact.store import Store
-from echo_p2p.errors import ConfigError, RollbackError
+from echo_p2p.errors import ArtifactError, ConfigError, RollbackError
 from echo_p2p.identity import Identity
 from echo_p2p.swarm.exchange import Exchange
 
@@ -133,8 +133,18 @@ class Publisher:
                 continue
             artifact, folder = self._sources[artifact_id]
             log.warning("%s was corrupt in the store and is copied again.", artifact)
+            try:
+                await self._copy_again(artifact, folder)
+            except ArtifactError as error:  # the next reader of the chunk will say it again
+                log.warning("%s could not be copied again: %s", artifact, error)
+
+    async def _copy_again(self, artifact: Artifact, folder: Path) -> None:
+        try:
             await self._keep(artifact, folder)
-            self._exchange.offer(artifact_id)
+        except ArtifactError:  # what is left of the old copy is of no use
+            await trio.to_thread.run_sync(self._store.remove, artifact.id)
+            await self._keep(artifact, folder)
+        self._exchange.offer(artifact.id)
 
     def _announce(self, version: int, artifact: Artifact) -> Published:
         published = Published(version, artifact)

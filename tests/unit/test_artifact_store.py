@@ -195,6 +195,19 @@ def test_corruption_on_disk_is_found_and_repaired(
             assert contents(partial.finish()) == contents(source)
 
 
+def test_one_rotten_chunk_seldom_comes_alone(
+    store: Store, artifact: Artifact, source: Path
+) -> None:
+    folder = store.add(artifact, source)
+    largest = max(folder.rglob("*"), key=lambda path: path.stat().st_size)
+    with largest.open("r+b") as file:
+        file.write(bytes(largest.stat().st_size))  # every chunk of it is bad, one of them is read
+    with pytest.raises(ChunkError):
+        for index in range(artifact.layout.count):
+            store.read_chunk(artifact.id, index)
+    assert contents(store.add(artifact, source)) == contents(source)
+
+
 def test_corruption_before_the_end_of_a_fetch_is_found(
     store: Store, artifact: Artifact, source: Path, tmp_path: Path
 ) -> None:
