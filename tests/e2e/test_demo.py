@@ -20,6 +20,8 @@ FIELDS = {
     "updates",
     "rollouts_accepted",
     "rollouts_rejected",
+    "cheaters_banned",
+    "nodes_banned",
     "max_lag",
     "bytes_from_hub",
     "bytes_from_peers",
@@ -60,6 +62,23 @@ def test_a_policy_learns() -> None:
     assert 0 < summary["max_lag"] <= 2
     # everything came to each of two nodes once, and no more than about half of it from the hub
     assert summary["bytes_from_peers"] > 0.5 * summary["bytes_from_hub"]
+    assert summary["nodes_banned"] == 0
+
+
+@pytest.mark.timeout(540)
+def test_a_policy_learns_while_cheats_are_found_and_banned() -> None:
+    summary = demo("--nodes", "4", "--cheaters", "2", "--updates", "14")
+    assert summary["reward_after"] - summary["reward_before"] >= 0.3
+    assert summary["cheaters_banned"] == summary["nodes_banned"] == 2
+    assert summary["rollouts_rejected"]["banned"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_way_to_cheat_is_found_and_no_honest_node_banned() -> None:
+    summary = demo("--nodes", "7", "--cheaters", "5", "--updates", "30")
+    assert summary["reward_after"] > 0.85
+    assert summary["cheaters_banned"] == summary["nodes_banned"] == 5
 
 
 @pytest.mark.slow
