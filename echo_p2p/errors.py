@@ -26,6 +26,17 @@ class EchoError(Exception):
         return f"{self.message} {self.fix}".strip()
 
 
+def lone_cause(group: BaseExceptionGroup[BaseException]) -> EchoError | None:
+    """The error to show for several that came at once: the first, if all of them are ours."""
+    ours, others = group.split(EchoError)
+    if ours is None or others is not None:
+        return None
+    first: BaseException = ours
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first if isinstance(first, EchoError) else None
+
+
 class ConfigError(EchoError):
     """A configuration or bootstrap file is missing, unreadable or wrong."""
 

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from echo_p2p import __version__
-from echo_p2p.errors import EchoError
+from echo_p2p.errors import EchoError, lone_cause
 
 app = typer.Typer(
     name="echo-hub",
@@ -217,6 +217,11 @@ def main() -> None:
         app()
     except EchoError as error:
         _end(error)
+    except BaseExceptionGroup as group:
+        cause = lone_cause(group)
+        if cause is None:
+            raise
+        _end(cause)
 
 
 if __name__ == "__main__":

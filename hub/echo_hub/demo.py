@@ -98,17 +98,23 @@ def check_rise(summary: dict[str, Any], model: str) -> None:
     if rise < wanted:
         raise RunFailedError(
             f"held-out reward went from {summary['reward_before']:.3f} to "
-            f"{summary['reward_after']:.3f}: a rise of {rise:.3f}, {wanted} was wanted.",
-            fix="Run it again with --keep FOLDER and look at the logs in it.",
+            f"{summary['reward_after']:.3f} in {summary['updates']} updates: a rise of {rise:.3f}, "
+            f"and {wanted} is wanted.",
+            fix=f"Were {DEFAULT_UPDATES[model]} updates asked for, the usual number? If so, run it "
+            "again with --keep FOLDER and look at the logs in it.",
         )
 
 
 @contextmanager
 def _run_folder(keep: Path | None) -> Iterator[RunFolder]:
     if keep is not None:
-        if keep.exists() and any(keep.iterdir()):
+        try:
+            keep.mkdir(parents=True, exist_ok=True)
+            empty = not any(keep.iterdir())
+        except OSError as error:
+            raise ConfigError(f"cannot use {keep} as a folder: {error.strerror}.") from error
+        if not empty:
             raise ConfigError(f"{keep} is not empty.", fix="Name a folder that does not exist yet.")
-        keep.mkdir(parents=True, exist_ok=True)
         yield RunFolder(keep.absolute())
         return
     root = Path(tempfile.mkdtemp(prefix="echo-p2p-demo-"))

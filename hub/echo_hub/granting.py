@@ -104,6 +104,7 @@ class Granter:
         self._waiters: dict[bytes, _Waiter] = {}
         self._complete = False
         self._bad_prompts = 0
+        self._why_bad = ""
 
     @property
     def waiting(self) -> int:
@@ -244,6 +245,7 @@ class Granter:
         self.book.answer(lease.lease_id)
         self._on_skipped(lease)
         self._bad_prompts += 1
+        self._why_bad = why
         await self._ledger.record_event(
             "prompt_skipped", split=lease.split, index=lease.index, why=why
         )
@@ -252,6 +254,6 @@ class Granter:
         """Raises ConfigError once the task has failed to make many prompts in a row."""
         if self._bad_prompts >= _MOST_BAD_PROMPTS:
             raise ConfigError(
-                f"{self._bad_prompts} prompts in a row could not be made.",
-                fix="The ledger's `prompt_skipped` events say why; see task in run.toml.",
+                f"{self._bad_prompts} prompts in a row could not be made; the last: {self._why_bad}",
+                fix="Mend the section [task] of run.toml.",
             )

@@ -62,11 +62,20 @@ async def _screen(hub: Hub, console: Console) -> None:
 
 
 async def _plain_lines(hub: Hub, console: Console) -> None:
-    seen = 0
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"serving run {hub.config.run.id} at version {hub.loop.version}, waiting for nodes, on")
+    for address in hub.peer.addresses:
+        say(f"  {address}")
+    seen, told = 0, set(hub.loop.evaluations)
     while True:
         for facts in hub.loop.history[seen:]:
             seen += 1
-            console.print(plain_line(facts, hub.front.snapshot()), markup=False, highlight=False)
+            say(plain_line(facts, hub.front.snapshot()))
+        for version in sorted(set(hub.loop.evaluations) - told):
+            told.add(version)
+            say(f"version {version}: held-out reward {hub.loop.evaluations[version]:.3f}")
         await hub.loop.changed()
 
 

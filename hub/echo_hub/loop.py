@@ -144,6 +144,7 @@ class LearnerLoop:
         self._do("waiting for rollouts")
         groups = await _unless(stop, self._front.take_batch)
         if groups is None:
+            self._do("stopping")
             return False
         ready = time.monotonic()
         if self.history:  # the first wait is for nodes to join, not for rollouts

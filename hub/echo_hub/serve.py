@@ -40,7 +40,8 @@ async def _serve(config: RunConfig, folder: RunFolder, json_lines: bool) -> None
         await nursery.start(_watch_signals, stop)
         async with open_hub(config, folder) as hub, show_progress(hub, json_lines=json_lines):
             await hub.run(stop)
-            await hub.goodbye()
+            if not stop.is_set():
+                await hub.goodbye()
         nursery.cancel_scope.cancel()
 
 

@@ -28,10 +28,11 @@ from echo_hub.loop import LearnerLoop
 from echo_hub.paths import RunFolder
 from echo_hub.publisher import Publisher
 from echo_hub.run_facts import resolve_base, run_description
-from echo_hub.scoring import open_scorers
+from echo_hub.scoring import Scorers, open_scorers
 from echo_hub.tokens import Tokenizer
 from echo_p2p.artifact.store import Store
 from echo_p2p.envelope import seal
+from echo_p2p.errors import ConfigError
 from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, open_peer
 from echo_p2p.nursery import open_nursery
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 LEARNER_DEADLINE_S = 900.0
 GOODBYE_S = 20.0
+PROMPTS_TRIED = 8
 
 
 @dataclass
@@ -99,6 +101,7 @@ async def open_hub(
             )
         )
         scorers = await stack.enter_async_context(open_scorers(config, base))
+        await _try_task(config, scorers)
         store = Store(folder.store, cap_bytes=None)
         stack.callback(store.close)
         peer = await stack.enter_async_context(open_peer(identity, config.network.listen))
@@ -159,6 +162,17 @@ async def open_hub(
                 config, identity, peer, front, publisher, exchange, endpoints, ledger, learner, loop
             )
             nursery.cancel_scope.cancel()
+
+
+async def _try_task(config: RunConfig, scorers: Scorers) -> None:
+    """ConfigError if the task cannot make a single one of its first prompts."""
+    made = await scorers.prompts("train", range(PROMPTS_TRIED))
+    reasons = [prompt for prompt in made if isinstance(prompt, str)]
+    if len(reasons) == len(made):
+        raise ConfigError(
+            f"task {config.task.name} cannot make prompts for this base: {reasons[-1]}",
+            fix="Mend the sections [task] and [sampling] of run.toml.",
+        )
 
 
 def _note_bad_chunk(reporter: str, report: BadChunkReport) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echo_p2p import __version__
-from echo_p2p.errors import EchoError
+from echo_p2p.errors import EchoError, lone_cause
 
 if TYPE_CHECKING:
     from echo_node.node import JoinOptions
@@ -145,15 +145,10 @@ def _errors_as_exit_codes() -> Iterator[None]:
     except EchoError as error:
         _fail(error)
     except BaseExceptionGroup as group:
-        # several tasks failed at the same moment: the first of ours tells what happened
-        ours, others = group.split(EchoError)
-        if ours is None or others is not None:
+        cause = lone_cause(group)
+        if cause is None:
             raise
-        first: BaseException = ours
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        assert isinstance(first, EchoError)
-        _fail(first)
+        _fail(cause)
 
 
 def _fail(error: EchoError) -> None:

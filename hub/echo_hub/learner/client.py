@@ -39,7 +39,7 @@ class Learner:
     def __init__(self, child: Child) -> None:
         self._child = child
         self._lock = trio.Lock()
-        self._usable = True
+        self._broken = ""  # why it is not spoken to any more
         self.version = 0
         self.trainable = 0
 
@@ -68,12 +68,16 @@ class Learner:
 
     async def _ask(self, command: Command, kind: type[A], deadline_s: float) -> A:
         async with self._lock:
-            if not self._usable:
-                raise ProcessError("the learner was given up on in mid-command.")
+            if self._broken:
+                raise ProcessError(self._broken)
             # until its answer is in, the pipe may hold half of one
-            self._usable = False
-            answer = await self._child.call(command, _ANSWER, deadline_s=deadline_s)
-            self._usable = True
+            self._broken = "the learner was given up on in mid-command."
+            try:
+                answer = await self._child.call(command, _ANSWER, deadline_s=deadline_s)
+            except ProcessError as error:
+                self._broken = str(error)
+                raise
+            self._broken = ""
         if isinstance(answer, Failed):
             raise LearnerError(answer.message)
         if not isinstance(answer, kind):
