@@ -254,6 +254,6 @@ class Granter:
         """Raises ConfigError once the task has failed to make many prompts in a row."""
         if self._bad_prompts >= _MOST_BAD_PROMPTS:
             raise ConfigError(
-                f"{self._bad_prompts} prompts in a row could not be made; the last: {self._why_bad}",
+                f"{self._bad_prompts} prompts in a row could not be made. {self._why_bad}",
                 fix="Mend the section [task] of run.toml.",
             )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from echo_hub import cli
 
+from echo_hub import cli
 from echo_p2p.errors import ConfigError, ProcessError, lone_cause
 
 
