@@ -30,7 +30,7 @@ from echo_p2p import PROTOCOL
 from echo_p2p.errors import ConfigError, IdentityError, UnreachableError
 from echo_p2p.identity import Identity, public_key_of
 from echo_p2p.net.addresses import Address, parse
-from echo_p2p.toml import MAX_FILE_BYTES, Strict, load_toml, parse_toml
+from echo_p2p.toml import MAX_FILE_BYTES, Strict, load_toml, parse_toml, wrong
 from echo_p2p.wire import MAX_ADDRESSES
 
 FILE_NAME = "bootstrap_peers.toml"
@@ -88,15 +88,23 @@ class RunEntry(Strict):
             raise ValueError(error.message.rstrip(".")) from error
         return value
 
+    @field_validator("addresses")
+    @classmethod
+    def _name_peers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            peer_id_in(address)
+        return value
+
     @model_validator(mode="after")
     def _addresses_fit_the_key(self) -> RunEntry:
         if self.hub_key not in [peer_id_in(address) for address in self.addresses]:
-            raise ValueError(f"no address ends in the hub's peer id, /p2p/{self.hub_key}")
+            raise wrong("addresses", f"no address ends in the hub's peer id, /p2p/{self.hub_key}")
         for address in self.addresses:
             if self._is_published(address) and not is_loopback(address):
-                raise ValueError(
+                raise wrong(
+                    "addresses",
                     f"{address!r} is not a loopback address, and the demo network's private keys "
-                    "are published: anybody could be this hub. Make a key with: echo-hub init"
+                    "are published: anybody could be this hub. Make a key with: echo-hub init",
                 )
         return self
 

@@ -1,7 +1,7 @@
 """TOML files read into strict pydantic models, with errors a person can act on.
 
 An error names the file, the line, the field, what was found there, and, for an unknown key, which
-keys exist.
+keys exist. Of what is wrong only because something inside it is wrong, nothing is said.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
 
 from echo_p2p.errors import ConfigError
 
@@ -26,6 +27,16 @@ class Strict(BaseModel):
 
 
 S = TypeVar("S", bound=Strict)
+
+Place = tuple[str | int, ...]
+"""Where in a file something stands: the keys, and the indices, that lead there."""
+
+_AT_FIELD = "at_field"
+
+
+def wrong(field: str, message: str) -> PydanticCustomError:
+    """What a validator of a whole model raises about one of its fields (dotted if it is deeper)."""
+    return PydanticCustomError(_AT_FIELD, "{message}", {"field": field, "message": message})
 
 
 def load_toml(path: Path, model: type[S]) -> S:
@@ -47,27 +58,50 @@ def parse_toml(text: str, model: type[S], *, source: str) -> S:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # of tomllib, and of a number with 5,000 digits
         raise ConfigError(f"{source} is not valid TOML: {error}.") from error
+    return validate(data, model, source=source, text=text)
+
+
+def validate(data: dict[str, Any], model: type[S], *, source: str, text: str = "") -> S:
+    """Check values; where they stand in a TOML `text`, errors name the line there."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = [_describe(text, model, problem) for problem in error.errors()]
-        raise ConfigError("\n".join(f"{source}:{p}" for p in problems)) from error
+        problems = [(_place(problem), problem) for problem in error.errors()]
+        places = [place for place, _ in problems]
+        told = []
+        for place, problem in problems:
+            if not any(_is_inside(other, place) for other in places):
+                line = f"{_line_of(text, place)}:" if text else ""
+                told.append(f"{source}:{line} {_describe(model, place, problem)}")
+        raise ConfigError("\n".join(told)) from error
 
 
-def _describe(text: str, model: type[BaseModel], problem: Any) -> str:
-    location: tuple[str | int, ...] = problem["loc"]
-    field = ".".join(str(part) for part in location) or "(file)"
-    line = _line_of(text, location)
+def _is_inside(place: Place, outer: Place) -> bool:
+    return len(place) > len(outer) and place[: len(outer)] == outer
+
+
+def _place(problem: Any) -> Place:
+    location: Place = problem["loc"]
+    if problem["type"] == _AT_FIELD:
+        return (*location, *problem["ctx"]["field"].split("."))
+    return location
+
+
+def _describe(model: type[BaseModel], place: Place, problem: Any) -> str:
+    field = ".".join(str(part) for part in place) or "(file)"
     if problem["type"] == "extra_forbidden":
-        known = ", ".join(_keys_at(model, location[:-1]))
-        return f"{line}: {field}: there is no such key. Keys here: {known}."
-    message = str(problem["msg"]).removeprefix("Value error, ")
+        known = ", ".join(_keys_at(model, place[:-1]))
+        return f"{field}: there is no such key. Keys here: {known}."
     if problem["type"] == "missing":
-        return f"{line}: {field}: this key is required."
-    return f"{line}: {field}: {message} (found {problem['input']!r:.80})."
+        return f"{field}: this key is required."
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    found = problem["input"]
+    # of a whole table there is too much to show
+    shown = f" (found {found!r:.80})" if isinstance(found, str | int | float) else ""
+    return f"{field}: {message}{shown}."
 
 
-def _keys_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+def _keys_at(model: type[BaseModel], location: Place) -> list[str]:
     current: Any = model
     for part in location:
         if isinstance(part, int):
@@ -87,14 +121,14 @@ _HEADER = re.compile(r"\s*(\[\[?)([^\[\]]+)\]")
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 
 
-def _line_of(text: str, location: tuple[str | int, ...]) -> int:
+def _line_of(text: str, location: Place) -> int:
     """The line on which a field stands, or the innermost table around it; 1 if it is the file.
 
     Approximate where a multi-line string or array holds lines that look like keys or headers.
     """
     line_found, depth_found = 1, 0
-    table: tuple[str | int, ...] = ()
-    counts: Counter[tuple[str | int, ...]] = Counter()
+    table: Place = ()
+    counts: Counter[Place] = Counter()
     for number, line in enumerate(text.splitlines(), 1):
         if header := _HEADER.match(line):
             table = _with_indices(_names(header[2]), counts, new=header[1] == "[[")
@@ -112,11 +146,9 @@ def _names(dotted: str) -> tuple[str, ...]:
     return tuple(name.strip().strip("\"'") for name in dotted.split("."))
 
 
-def _with_indices(
-    names: tuple[str, ...], counts: Counter[tuple[str | int, ...]], *, new: bool
-) -> tuple[str | int, ...]:
+def _with_indices(names: tuple[str, ...], counts: Counter[Place], *, new: bool) -> Place:
     """A header's table, with the index of the current element after each array of tables."""
-    table: tuple[str | int, ...] = ()
+    table: Place = ()
     for depth, name in enumerate(names, 1):
         table += (name,)
         if new and depth == len(names):

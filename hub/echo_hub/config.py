@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from echo_p2p.toml import Strict, load_toml
+from echo_p2p.toml import Strict, load_toml, wrong
 from echo_p2p.wire import MAX_CHUNK_BYTES, MAX_GROUP, MAX_TOKENS
 
 Positive = Annotated[int, Field(ge=1)]
@@ -170,9 +170,10 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _kappa_within_staleness(self) -> RunConfig:
         if self.publish.every > max(1, self.staleness):
-            raise ValueError(
-                f"publish.every = {self.publish.every} is more than staleness = "
-                f"{self.staleness} allows: nodes could not generate anything fresh enough"
+            raise wrong(
+                "publish.every",
+                f"{self.publish.every} is more than a staleness of {self.staleness} allows: "
+                "nodes could not generate anything fresh enough",
             )
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from echo_hub.config import RunConfig
+from echo_p2p.toml import validate
 
 Model = Literal["addmix3", "smollm2"]
 MODELS: tuple[Model, ...] = ("addmix3", "smollm2")
@@ -35,7 +36,10 @@ _SMOLLM2: dict[str, Any] = {
 
 
 def preset(model: Model, *, run_id: str, overrides: dict[str, dict[str, Any]]) -> RunConfig:
-    """The preset's configuration with `overrides` laid over it, section by section."""
+    """The preset's configuration with `overrides` laid over it, section by section.
+
+    ConfigError names the setting that is wrong.
+    """
     sections: dict[str, Any] = {
         name: dict(values)
         for name, values in (_ADDMIX3 if model == "addmix3" else _SMOLLM2).items()
@@ -43,4 +47,4 @@ def preset(model: Model, *, run_id: str, overrides: dict[str, dict[str, Any]]) -
     sections["run"] = {"id": run_id}
     for name, values in overrides.items():
         sections[name] = {**sections.get(name, {}), **values}
-    return RunConfig.model_validate(sections)
+    return validate(sections, RunConfig, source=f"the preset {model}")

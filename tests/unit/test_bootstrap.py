@@ -58,13 +58,19 @@ def test_the_packaged_file_is_the_local_demo_network() -> None:
     [
         ({"addresses": ADDRESSES[:2]}, "run.0.addresses: Tuple should have at least 3"),
         ({"addresses": (*ADDRESSES[:2], f"/ip4/300.1.1.1/tcp/1/p2p/{OTHER}")}, "is not an address"),
-        ({"addresses": (*ADDRESSES[:2], "/ip4/1.2.3.4/tcp/1")}, "does not end in /p2p/"),
+        (
+            {"addresses": (*ADDRESSES[:2], "/ip4/1.2.3.4/tcp/1")},
+            "run.0.addresses: '/ip4.*does not end in /p2p/",
+        ),
         ({"addresses": (*ADDRESSES[:2], f"/ip4/1.2.3.4/udp/1/p2p/{OTHER}")}, "should read /ip4/"),
         ({"addresses": (*ADDRESSES[:2], f"/p2p/{OTHER}")}, "should read"),
         ({"addresses": (*ADDRESSES[:2], "")}, "should read"),
         ({"addresses": (*ADDRESSES[:2], f"/tcp/1/p2p/{OTHER}")}, "should read"),
         ({"hub_key": OTHER[:-1]}, "run.0.hub_key: .* is not"),
-        ({"hub_key": Identity.from_seed(b"x" * 32).peer_id}, "no address ends in the hub's"),
+        (
+            {"hub_key": Identity.from_seed(b"x" * 32).peer_id},
+            "run.0.addresses: no address ends in the hub's",
+        ),
         ({"run_id": "Not An Id"}, "run.0.id"),
         ({"network": ""}, "network"),
     ],
@@ -86,6 +92,13 @@ def test_a_wrong_file_is_refused_by_field(change: dict[str, object], complaint: 
 def test_an_edited_file_is_refused_by_line(old: str, new: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parse_toml(text().replace(old, new, 1), Bootstrap, source="f")
+
+
+def test_what_is_wrong_is_told_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_toml(text().replace('id = "first"', 'id = "Bad Run"'), Bootstrap, source="f")
+    (only,) = str(caught.value).splitlines()
+    assert ": run.0.id: " in only
 
 
 @pytest.mark.parametrize("seed", [DEMO_IDENTITY_SEED, DEMO_DIRECTORY_SEED])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
 from echo_hub.config import RunConfig
 from echo_hub.presets import MODELS, Model, preset
 from echo_hub.template import render_config
-
 from echo_p2p.errors import ConfigError
 from echo_p2p.toml import parse_toml
 
@@ -32,7 +32,16 @@ def test_an_unknown_key_says_which_exist() -> None:
         parse_toml(text, RunConfig, source="run.toml")
 
 
+def test_a_wrong_setting_of_a_preset_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^the preset addmix3: run\.id: .*\(found 'Bad Run'\)"):
+        preset("addmix3", run_id="Bad Run", overrides={})
+    with pytest.raises(ConfigError, match=r"^the preset smollm2: run\.mode: .*\(found 'fast'\)"):
+        preset("smollm2", run_id="a", overrides={"run": {"mode": "fast"}})
+
+
 def test_kappa_beyond_the_staleness_is_refused() -> None:
     text = '[run]\nid = "a"\n[learner]\nstaleness = 2\n[publish]\nevery = 5\n'
-    with pytest.raises(ConfigError, match=r"publish\.every = 5"):
+    with pytest.raises(
+        ConfigError, match=r"^run\.toml:6: publish\.every: 5 is more .* fresh enough\.$"
+    ):
         parse_toml(text, RunConfig, source="run.toml")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
 from echo_p2p.errors import ConfigError
-from echo_p2p.toml import MAX_FILE_BYTES, Strict, load_toml, parse_toml
+from echo_p2p.toml import MAX_FILE_BYTES, Strict, load_toml, parse_toml, validate, wrong
 
 
 class Limits(Strict):
@@ -29,12 +29,14 @@ class Home(Strict):
     title: str
     seed: int = 0
     limits: Limits = Limits()
-    peers: tuple[Peer, ...] = ()
+    peers: Annotated[tuple[Peer, ...], Field(min_length=1)] = (Peer(name="a"),)
 
     @model_validator(mode="after")
     def _no_thirteen(self) -> Home:
         if self.seed == 13:
             raise ValueError("thirteen is unlucky")
+        if self.seed > self.limits.cores * 100:
+            raise wrong("limits.cores", f"too few for seed {self.seed}")
         return self
 
 
@@ -95,7 +97,8 @@ def test_a_good_file_is_its_model() -> None:
         ("cores = 3", "cores = -3", 18, "peers.1.limits.cores", "(found -3)"),
         ("cores = 3", "hour = -3", 18, "peers.1.limits.hour", "Keys here: cores, hours."),
         ("[limits]", "[limit]", 4, "limit", "there is no such key"),
-        ("seed = 7", "seed = 13", 1, "(file)", "thirteen is unlucky"),
+        ("seed = 7", "seed = 13", 1, "(file)", "thirteen is unlucky."),
+        ("seed = 7", "seed = 999", 5, "limits.cores", "too few for seed 999."),
         ("seed = 7", "'se ed' = 7", 2, "se ed", "there is no such key"),
         ("seed = 7", "limits.core = 7", 2, "limits.core", "there is no such key"),
     ],
@@ -118,6 +121,18 @@ def test_every_mistake_is_named_at_once() -> None:
         ["home.toml:5", "limits.cores"],
         ["home.toml:2", "sed"],
     ]
+
+
+def test_what_is_wrong_inside_is_not_told_of_the_outside_too() -> None:
+    text = 'title = "x"\n[[peers]]\nname = 1\n'
+    assert problems(text) == [
+        "home.toml:3: peers.0.name: Input should be a valid string (found 1)."
+    ]
+
+
+def test_values_that_stand_in_no_text_have_no_line() -> None:
+    with pytest.raises(ConfigError, match=r"^the demo: limits\.cores: .*\(found 0\)\.$"):
+        validate({"title": "x", "limits": {"cores": 0}}, Home, source="the demo")
 
 
 def test_a_key_of_the_same_name_elsewhere_does_not_mislead() -> None:
