@@ -14,10 +14,14 @@ from learner_support import Sampled, load_policy, make_config, scored, seeded_gr
 
 from echo_hub.audit.derive import Auditor
 from echo_hub.audit.margins import group_keys, token_evidence
+from echo_hub.audit.reader import Reader
+from echo_hub.audit.sequential import EDGES, NodeEvidence
 from echo_hub.checks import Code, check_audit
 from echo_hub.learner.messages import Audit, Audited, AuditRollout
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.trainer import Trainer
+from echo_hub.models import addmix3_path
+from echo_node.engines.torch import TorchEngine
 from echo_p2p.errors import LearnerError
 from echo_p2p.sampling import gumbel_numpy, row_keys
 
@@ -85,6 +89,28 @@ def test_honest_work_has_no_mismatch(world: World, version: int):
         assert verdict(evidence) is None
 
 
+def test_evidence_says_what_there_was_to_find(world: World):
+    """Tail counts, the chance that another draw differs, and entropy, of honest and false work."""
+    honest = [world.audit(group, 3) for group in world.honest[3]]
+    assert all(found.margins == (0,) * len(EDGES) for found in honest)
+    assert all(0 < found.chance < found.bits < found.tokens for found in honest)
+    redrawn = [dataclasses.replace(group, seed=group.seed + 1) for group in world.honest[3]]
+    false = [world.audit(group, 3) for group in redrawn]
+    assert all(list(found.margins) == sorted(found.margins, reverse=True) for found in false)
+    changed, chance = sum(f.mismatches for f in false), sum(f.chance for f in false)
+    assert abs(changed - chance) < 5 * chance**0.5  # an independent draw differs by chance
+
+
+def test_a_node_is_condemned_for_all_it_did(world: World):
+    honest, false = NodeEvidence(), NodeEvidence()
+    for group in world.honest[3]:
+        honest = honest.update(world.audit(group, 3))
+    for group in world.honest[0]:
+        false = false.update(world.audit(group, 3))
+    assert not honest.condemned
+    assert false.condemned
+
+
 def test_the_temperature_is_part_of_the_claim(world: World):
     warm = seeded_groups(world.policy, random.Random(12), GROUPS, temperature=1.5)
     assert all(world.audit(group, 3, temperature=1.5).mismatches == 0 for group in warm)
@@ -138,6 +164,37 @@ def test_an_audit_leaves_the_policy_alone(world: World):
     before = {name: weight.detach().clone() for name, weight in world.policy.weights.items()}
     world.audit(world.honest[0][0], 0)
     assert all(torch.equal(before[n], weight) for n, weight in world.policy.weights.items())
+
+
+def test_reading_with_a_shared_prompt_is_reading(world: World):
+    """The prompt's keys and values, run once, give the logits of each sequence read alone."""
+    group = world.honest[3][0]
+    answers = [group.answers[0], group.answers[1][:1], group.answers[2][:7]]
+    reader = Reader(world.policy)
+    with torch.no_grad(), reader.wearing(world.adapters[0]):
+        hidden, tokens = reader.answers(group.prompt, answers)
+    with torch.no_grad(), world.policy.wearing(world.policy.read_adapter(world.adapters[0])):
+        plain, expected = world.policy.answers([(group.prompt, answer) for answer in answers])
+    assert torch.equal(tokens, expected)
+    torch.testing.assert_close(hidden, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_the_auditor_merges_as_nodes_do(world: World):
+    """In bfloat16 both compute with the same weights, to the bit."""
+    config = make_config(base={"dtype": "bfloat16"})
+    reader = Reader(load_policy(config))
+    engine = TorchEngine(max_sequences=1, device="cpu")
+    engine.load(addmix3_path(), "bfloat16")
+    engine.activate(3, world.adapters[3])
+    before = {name: w.clone() for name, w in reader._policy.causal.named_parameters()}
+    theirs = dict(engine._model.named_parameters())
+    with reader.wearing(world.adapters[3]):
+        ours = dict(reader._policy.causal.named_parameters())
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
+    after = dict(reader._policy.causal.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], weight) for name, weight in after.items())
 
 
 def test_a_poisoned_adapter_is_no_evidence(world: World, tmp_path: Path):
