@@ -65,7 +65,7 @@ def run_config(submissions: int) -> RunConfig:
             "run": {"id": "ingest"},
             "sampling": {"group_size": GROUP, "max_new_tokens": TOKENS},
             "learner": {"groups_per_update": submissions, "staleness": 0},
-            "lease": {"groups_per_request": 1024, "seconds": 86400},
+            "lease": {"groups_per_request": 1024, "seconds": 86400, "newcomer_share": 1.0},
         }
     )
 

@@ -96,7 +96,6 @@ class Granter:
             self._newcomers = float("inf")
         self._paces = Paces(
             lease_s=config.lease.seconds,
-            unknown=per_request,
             most=per_request * _REQUESTS_A_NODE_MAY_HOLD,
         )
         self._on_skipped = on_skipped

@@ -25,13 +25,11 @@ class Paces:
 
     Args:
         lease_s: how long a lease lasts.
-        unknown: leases for a node that has not answered any yet.
-        most: leases for the fastest.
+        most: leases for the fastest, and for a node that has not answered yet.
     """
 
-    def __init__(self, *, lease_s: float, unknown: int, most: int) -> None:
+    def __init__(self, *, lease_s: float, most: int) -> None:
         self._lease_s = lease_s
-        self._unknown = unknown
         self._most = most
         self._paces: OrderedDict[bytes, _Pace] = OrderedDict()
 
@@ -48,6 +46,6 @@ class Paces:
         """Most leases a node may hold at a time."""
         pace = self._paces.get(node)
         if pace is None:
-            return self._unknown
+            return self._most
         mean = sum(pace.intervals) / len(pace.intervals)
         return min(self._most, max(1, int(self._lease_s / 2 / max(mean, 1e-6))))

@@ -54,8 +54,8 @@ def test_rejections_use_up_an_allowance_that_fills_again() -> None:
 
 
 def test_a_node_may_hold_what_it_can_answer_in_half_of_a_leases_time() -> None:
-    paces = Paces(lease_s=60.0, unknown=16, most=32)
-    assert paces.limit(b"new") == 16
+    paces = Paces(lease_s=60.0, most=32)
+    assert paces.limit(b"new") == 32
     for number in range(20):  # ten seconds each
         paces.answered(b"slow", 0.0, 10.0 * (number + 1))
         paces.answered(b"quick", 0.0, 0.1 * (number + 1))

@@ -1,0 +1,171 @@
+"""Each rule of standing is needed: without it, a test of `test_reputation` or its like fails.
+
+Every mutant takes one rule out of the hub's code, in memory, and runs the tests that are about it
+in a process of their own; they must fail.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+HUB = TESTS.parent / "hub"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`module` with `rule` replaced; `tests` must notice."""
+
+    name: str
+    module: str
+    rule: str
+    instead: str
+    tests: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+KEEPER, REPUTATION, DOORS = "unit/test_keeper.py", "unit/test_reputation.py", "unit/test_doors.py"
+
+MUTANTS = [
+    Mutant(
+        "newcomers are not all audited", "reputation",
+        "max(rules.floor, rules.probation /", "max(rules.floor, 1 /", REPUTATION,
+    ),
+    Mutant(
+        "no floor", "reputation",
+        "max(rules.floor, rules.probation", "max(0.0, rules.probation", REPUTATION,
+    ),
+    Mutant(
+        "standing does not decay", "reputation",
+        "math.exp2(-halvings)", "1.0", REPUTATION,
+    ),
+    Mutant(
+        "fraud beyond doubt is no reason to ban", "reputation",
+        "if not (\n            found.max_margin", "if False and (\n            found.max_margin",
+        REPUTATION,
+    ),
+    Mutant(
+        "the sequential test is not asked", "reputation",
+        "if evidence.condemned:", "if False:", REPUTATION,
+    ),
+    Mutant(
+        "a key keeps its standing when it is banned and unbanned", "reputation",
+        "self._records[node] = Record()", "pass", REPUTATION,
+    ),
+    Mutant(
+        "groups need not wait for those before them", "reputation",
+        "node in self._taken or not self._waiting.get(node)",
+        "not self._waiting.get(node)", REPUTATION,
+    ),
+    Mutant(
+        "what is given back costs nothing", "keeper",
+        "self.reputation.gave_back(node, leases, self._clock())", "pass", KEEPER,
+    ),
+    Mutant(
+        "leases that expire cost nothing", "keeper",
+        "self.reputation.lost(node, self._clock())\n\n    def gave_back",
+        "pass\n\n    def gave_back", KEEPER,
+    ),
+    Mutant(
+        "a bad answer costs nothing", "keeper",
+        "elif code in FAULTS:", "elif False:", KEEPER,
+    ),
+    Mutant(
+        "a failed audit costs nothing", "keeper",
+        "elif verdict.code in FAULTS:", "elif False:", KEEPER,
+    ),
+    Mutant(
+        "banned keys are let in", "keeper",
+        "if why is not None:\n            raise", "if False:\n            raise", KEEPER,
+    ),
+    Mutant(
+        "nothing is evicted", "keeper",
+        "group_ids, leases = self._evict(node)", "group_ids, leases = [], []", KEEPER,
+    ),
+    Mutant(
+        "what is being checked of a banned key goes on", "keeper",
+        "if self.reputation.banned(node):\n            return", "if False:\n            return",
+        KEEPER,
+    ),
+    Mutant(
+        "who is wrong all the time need not wait", "keeper",
+        "if wait_s:", "if False:", KEEPER,
+    ),
+    Mutant(
+        "later verdicts are not told", "keeper",
+        "self._verdicts.add(node, receipt)", "pass", KEEPER,
+    ),
+    Mutant(
+        "operators are not heard", "keeper",
+        "for request in await self._ledger.open_requests():", "for request in []:", KEEPER,
+    ),
+    Mutant(
+        "what was trained on is not disputed", "ledger_rows",
+        "_dispute(connection, groups.c.node == row.node)", "pass", KEEPER,
+    ),
+    Mutant(
+        "an update in hand is not disputed", "ledger_rows",
+        "_dispute(connection, groups.c.update_no == version)", "pass", KEEPER,
+    ),
+    Mutant(
+        "newcomers are not capped", "granting",
+        "most = for_newcomers if newcomer else", "most =", KEEPER,
+    ),
+    Mutant(
+        "what could not be audited is trusted", "assess",
+        "return Assessed(group, Rejection(Code.NOT_AUDITED))", "return Assessed(group, rewards)",
+        "unit/test_front.py::test_what_is_due_for_an_audit_is_not_trained_on_without_it",
+    ),
+    Mutant(
+        "an address may bring any number of keys", "doors",
+        "                return False", "                return True", DOORS,
+    ),
+    Mutant(
+        "a slow node may hold as much as a quick one", "pace",
+        "min(self._most, max(1,", "min(self._most, max(99,", DOORS,
+    ),
+]  # fmt: skip
+
+_LOADER = """
+import importlib.util, sys
+from pathlib import Path
+import {parent}
+name, path, rule, instead = sys.argv[1:5]
+source = Path(path).read_text(encoding="utf-8")
+assert source.count(rule) == 1, f"{{rule!r}} occurs {{source.count(rule)}} times in {{path}}"
+spec = importlib.util.spec_from_file_location(name, path)
+module = importlib.util.module_from_spec(spec)
+sys.modules[name] = module
+exec(compile(source.replace(rule, instead), path, "exec"), vars(module))
+import pytest
+sys.exit(pytest.main(["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *sys.argv[5:]]))
+"""
+
+
+def run(mutant: Mutant) -> subprocess.CompletedProcess[str]:
+    path = HUB / "echo_hub" / f"{mutant.module}.py"
+    return subprocess.run(
+        [sys.executable, "-c", _LOADER.format(parent="echo_hub"), f"echo_hub.{mutant.module}",
+         str(path), mutant.rule, mutant.instead, str(TESTS / mutant.tests)],
+        capture_output=True, text=True, timeout=170, env=os.environ, cwd=TESTS.parent,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_without_a_rule_its_test_fails(mutant: Mutant) -> None:
+    done = run(mutant)
+    assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_the_same_way_of_running_them_passes_without_a_mutation() -> None:
+    honest = Mutant("none", "doors", "_MOST_NETWORKS = 20_000", "_MOST_NETWORKS = 20_000", DOORS)
+    assert run(honest).returncode == 0
