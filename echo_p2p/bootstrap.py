@@ -34,6 +34,7 @@ from echo_p2p.toml import MAX_FILE_BYTES, Strict, load_toml, parse_toml, wrong
 from echo_p2p.wire import MAX_ADDRESSES
 
 FILE_NAME = "bootstrap_peers.toml"
+MIN_ADDRESSES = 3
 
 DEMO_RUN_ID = "demo"
 
@@ -76,7 +77,7 @@ class RunEntry(Strict):
     """Name of the run."""
     hub_key: str
     """The hub's public key, as its peer id. Whatever the hub says is checked against it."""
-    addresses: Annotated[tuple[str, ...], Field(min_length=3, max_length=MAX_ADDRESSES)]
+    addresses: Annotated[tuple[str, ...], Field(min_length=MIN_ADDRESSES, max_length=MAX_ADDRESSES)]
     """Multiaddrs ending in /p2p/<peer id>: the hub's own, and the directory's peers."""
 
     @field_validator("hub_key")

@@ -29,6 +29,11 @@ class RunFolder:
         return self.root / "directory.key"
 
     @property
+    def smollm2(self) -> Path:
+        """The base model, if `init` converted it."""
+        return self.root / "smollm2"
+
+    @property
     def ledger(self) -> Path:
         return self.root / "ledger.sqlite"
 

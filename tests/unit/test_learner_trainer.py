@@ -13,7 +13,7 @@ import pytest
 import torch
 from learner_support import load_policy, make_config, scored, seeded_groups
 
-from echo_hub.learner.folders import whole_folder
+from echo_hub.folders import whole_folder
 from echo_hub.learner.messages import TrainGroup
 from echo_hub.learner.trainer import Trainer
 from echo_p2p.errors import LearnerError
@@ -198,7 +198,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
     script = (
         "import os, sys, pathlib\n"
-        "from echo_hub.learner.folders import whole_folder\n"
+        "from echo_hub.folders import whole_folder\n"
         "with whole_folder(pathlib.Path(sys.argv[1])) as draft:\n"
         "    (draft / 'half').write_text('x')\n"
         "    os._exit(9)\n"

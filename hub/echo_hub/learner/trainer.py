@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from echo_hub.config import RunConfig
+from echo_hub.folders import let_all_read, whole_folder
 from echo_hub.learner.batches import micro_batches
-from echo_hub.learner.folders import whole_folder
 from echo_hub.learner.messages import TrainGroup
 from echo_hub.learner.objective import clipped_loss, group_advantages, ratio_metrics
 from echo_hub.learner.policy import Policy, check_tensors
@@ -95,6 +95,7 @@ class Trainer:
             with whole_folder(out) as draft:
                 self.policy.save_adapter(draft / "adapter")
                 save_file(rest, draft / "optimizer.safetensors", {"version": str(self.version)})
+                let_all_read(draft)
         except OSError as error:
             raise LearnerError(f"cannot write the checkpoint {out}: {error}.") from error
 

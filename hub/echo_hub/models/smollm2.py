@@ -12,7 +12,7 @@ import argparse
 import importlib.util
 from pathlib import Path
 
-from echo_hub.learner.folders import whole_folder
+from echo_hub.folders import let_all_read, whole_folder
 from echo_p2p.errors import ConfigError
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -40,6 +40,7 @@ def make_smollm2(out: Path) -> Path:
     with whole_folder(out) as draft:
         model.to(torch.bfloat16).save_pretrained(draft)
         tokenizer.save_pretrained(draft)
+        let_all_read(draft)
     return out
 
 
