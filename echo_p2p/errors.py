@@ -70,7 +70,11 @@ class NetError(EchoError):
 
 
 class UnreachableError(NetError):
-    """No address of a peer could be dialled."""
+    """No address of a peer could be dialled; `tried` says how each of them failed."""
+
+    def __init__(self, message: str, *, fix: str = "", tried: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.tried = tried
 
 
 class DeadlineError(NetError):

@@ -15,7 +15,7 @@ import trio
 from multiaddr import Multiaddr
 from multiaddr.utils import get_network_addrs
 
-from echo_p2p.errors import IdentityError, NetError, UnreachableError
+from echo_p2p.errors import ConfigError, IdentityError, NetError, UnreachableError
 from echo_p2p.identity import public_key_of
 
 _FAMILIES = {
@@ -28,6 +28,8 @@ _FAMILIES = {
 _ADDRESS = re.compile(
     r"/(ip[46]|dns[46]?)/([0-9A-Za-z.:_-]{1,253})/tcp/([0-9]{1,5})(?:/p2p/(\w{1,80}))?"
 )
+
+_LISTEN_FIX = "It should read /ip4/0.0.0.0/tcp/42420 or the like."
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class Address:
     @property
     def endpoint(self) -> Multiaddr:
         return Multiaddr(f"/{self.kind}/{self.host}/tcp/{self.port}")
+
+    @property
+    def place(self) -> str:
+        """Host and port, as people write them."""
+        host = f"[{self.host}]" if self.kind == "ip6" else self.host
+        return f"{host}:{self.port}"
 
 
 def parse(text: str) -> Address:
@@ -66,6 +74,21 @@ def _parse(text: str) -> Address:
     return Address(kind, host, int(port), peer_id)
 
 
+def parse_listen(text: str) -> Address:
+    """The address in a string, for listening on; ConfigError if that cannot be."""
+    try:
+        address = _parse(text)
+    except (ValueError, IdentityError) as error:
+        raise ConfigError(
+            f"{text!r} is not an address to listen on: {error}.", fix=_LISTEN_FIX
+        ) from error
+    if not address.kind.startswith("ip"):
+        raise ConfigError(
+            f"{text!r} is not an address to listen on: it has a name.", fix=_LISTEN_FIX
+        )
+    return address
+
+
 def peer_of(text: str) -> str:
     """The peer id that ends an address."""
     peer_id = parse(text).peer_id
@@ -86,7 +109,8 @@ async def endpoints(text: str) -> list[Multiaddr]:
             address.host, address.port, _FAMILIES[address.kind], socket.SOCK_STREAM
         )
     except (OSError, UnicodeError) as error:
-        raise UnreachableError(f"the name {address.host} cannot be resolved: {error}.") from error
+        why = getattr(error, "strerror", None) or error
+        raise UnreachableError(f"the name {address.host} cannot be resolved: {why}.") from error
     kinds = {socket.AF_INET: "ip4", socket.AF_INET6: "ip6"}
     return [
         Address(kinds[family], str(where[0]), address.port, None).endpoint
@@ -96,11 +120,11 @@ async def endpoints(text: str) -> list[Multiaddr]:
 
 
 def check_free(text: str) -> None:
-    """NetError if another program listens there.
+    """NetError if another program listens there; ConfigError if it is no address for that.
 
     libp2p listens with SO_REUSEPORT, so two hubs on one port would share its connections unnoticed.
     """
-    address = parse(text)
+    address = parse_listen(text)
     with socket.socket(_FAMILIES[address.kind]) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

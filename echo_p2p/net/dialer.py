@@ -7,6 +7,7 @@ answers has failed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from weakref import WeakValueDictionary
@@ -19,6 +20,8 @@ from echo_p2p.errors import UnreachableError
 from echo_p2p.net import addresses, tuning
 from echo_p2p.net.libp2p_host import Host, cause_of
 from echo_p2p.net.stream import LOST
+
+log = logging.getLogger(__name__)
 
 
 class Dialer:
@@ -47,13 +50,13 @@ class Dialer:
                 await _first(dials, failures)
         if self._host.is_connected(peer_id):
             return peer_id
-        tried = (
-            f"{address} ({failures.get(number, 'no answer')})"
-            for number, address in enumerate(targets)
-        )
+        found = [failures.get(number, "no answer") for number in range(len(targets))]
+        log.debug("%s cannot be reached: %s", peer_id, list(zip(targets, found, strict=True)))
+        tried = _by_cause(targets, found)
         raise UnreachableError(
-            f"{peer_id} cannot be reached: {', '.join(tried)}.",
+            f"{peer_id} cannot be reached at {tried}.",
             fix="Is it running, and is its port open?",
+            tried=tried,
         )
 
     async def _dial(self, address: str, peer_id: str) -> str | None:
@@ -61,7 +64,7 @@ class Dialer:
         try:
             endpoints = await addresses.endpoints(address)
         except UnreachableError as error:
-            return error.message
+            return error.message.rstrip(".")
         dials = [partial(self._dial_endpoint, endpoint, peer_id) for endpoint in endpoints]
         failures: dict[int, str] = {}
         await _first(dials, failures)
@@ -73,6 +76,14 @@ class Dialer:
         except LOST as error:
             return cause_of(error)
         return None
+
+
+def _by_cause(targets: Sequence[str], found: Sequence[str]) -> str:
+    """What was found where: the places that failed in the same way together."""
+    places: dict[str, dict[str, None]] = {}
+    for address, cause in zip(targets, found, strict=True):
+        places.setdefault(cause, {})[addresses.parse(address).place] = None
+    return ", ".join(f"{', '.join(there)} ({cause})" for cause, there in places.items())
 
 
 async def _first(

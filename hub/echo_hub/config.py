@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from echo_p2p.errors import EchoError
+from echo_p2p.net.addresses import parse, parse_listen, peer_of
 from echo_p2p.toml import Strict, load_toml, wrong
 from echo_p2p.wire import MAX_CHUNK_BYTES, MAX_GROUP, MAX_TOKENS
 
@@ -152,6 +154,21 @@ class NetworkSection(Strict):
     """Multiaddrs of the directory process."""
     directory_peers: tuple[str, ...] = ()
     """Other directory peers to join, with /p2p."""
+
+    @field_validator("listen", "announce", "directory_listen", "directory_peers")
+    @classmethod
+    def _are_addresses(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        check = {"announce": parse, "directory_peers": peer_of}.get(
+            info.field_name or "", parse_listen
+        )
+        for address in value:
+            try:
+                check(address)
+            except EchoError as error:
+                raise ValueError(error.message.rstrip(".")) from error
+            if info.field_name == "announce" and "/p2p/" in address:
+                raise ValueError(f"{address!r} is wanted without /p2p and a peer id")
+        return value
 
 
 class RunConfig(Strict):

@@ -111,6 +111,8 @@ class _Live:
                 pass
             case Trouble() | Verdict():
                 self._console.print(f"[yellow]{text}[/]", highlight=False)
+                if isinstance(event, Trouble) and event.retry_s is not None:
+                    self._status.update("waiting for the hub ...")
             case Summary():
                 self._status.stop()
                 self._console.print(f"[bold]{text}[/]", highlight=False)

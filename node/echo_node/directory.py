@@ -26,6 +26,6 @@ async def ask_directory(entry: RunEntry) -> tuple[str, ...]:
         ) as directory:
             record = await directory.find(entry.id, entry.hub_public_key)
     except DirectoryError as error:
-        log.warning("the directory is of no help: %s", error.message.splitlines()[0])
+        log.info("the directory is of no help: %s", error.message.splitlines()[0])
         return ()
     return () if record is None else entry.believable(record.addresses)

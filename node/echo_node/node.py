@@ -171,7 +171,7 @@ class Node:
         while True:
             await trio.sleep(TICK_S)
             worker = self._sessions.worker
-            if worker is None:
+            if worker is None or not self._sessions.held:
                 continue
             done = worker.done
             rates = self._meter.rates(trio.current_time(), done.rollouts, done.tokens)

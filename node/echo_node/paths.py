@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from echo_p2p.errors import ConfigError
+
 HOME_VARIABLE = "ECHO_NODE_HOME"
 
 
@@ -29,11 +31,14 @@ class NodeFolder:
 
 
 def node_folder(chosen: Path | None = None) -> NodeFolder:
-    """The folder that was chosen, else the variable's, else the platform's."""
+    """The folder that was chosen, else the variable's, else the platform's; made on first use."""
     if chosen is None and os.environ.get(HOME_VARIABLE):
         chosen = Path(os.environ[HOME_VARIABLE])
     if chosen is None:
         import platformdirs
 
         chosen = Path(platformdirs.user_data_dir("echo-p2p", appauthor=False))
-    return NodeFolder(chosen.expanduser().absolute())
+    root = chosen.expanduser().absolute()
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"{root} is not a folder.", fix="Name another one with --data-dir.")
+    return NodeFolder(root)

@@ -98,6 +98,8 @@ class Sessions:
 
     def __init__(self, parts: Parts) -> None:
         self.worker: Worker | None = None
+        self.held = False
+        """There is a session now."""
         self._parts = parts
         self._report = parts.report
         self._addresses = parts.entry.hub_addresses
@@ -191,7 +193,14 @@ class Sessions:
 
     async def _connect(self) -> str:
         with step(self._report, "connecting to the hub", CONNECT_S + 5):
-            return await self._parts.peer.connect(self._addresses, deadline_s=CONNECT_S)
+            try:
+                return await self._parts.peer.connect(self._addresses, deadline_s=CONNECT_S)
+            except UnreachableError as error:
+                if not error.tried:
+                    raise
+                raise UnreachableError(
+                    f"the hub of run {self._parts.entry.id} cannot be reached at {error.tried}."
+                ) from error
 
     def _learn(self, greeting: Greeting) -> None:
         run = msgspec.structs.replace(greeting.run, created_at=0.0)
@@ -273,11 +282,15 @@ class Sessions:
         """Work with a hub until it fails."""
         assert self.worker is not None
         self._report(Step(step="working"))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(hub.watch, self._parts.policies.offer, self._note_time)
-            nursery.start_soon(self._parts.policies.follow, hub.peer_id)
-            nursery.start_soon(self.worker.take_leases, hub)
-            nursery.start_soon(self._parts.outbox.deliver, hub)
+        self.held = True
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(hub.watch, self._parts.policies.offer, self._note_time)
+                nursery.start_soon(self._parts.policies.follow, hub.peer_id)
+                nursery.start_soon(self.worker.take_leases, hub)
+                nursery.start_soon(self._parts.outbox.deliver, hub)
+        finally:
+            self.held = False
 
     def _show_fetch(self, progress: FetchProgress) -> None:
         self._report(

@@ -11,6 +11,7 @@ import trio.testing
 from net_support import ANY_PORT, ECHO, echo, in_trio, two_peers, until
 
 from echo_p2p.errors import (
+    ConfigError,
     DeadlineError,
     NetError,
     PeerRefusedError,
@@ -100,11 +101,13 @@ async def test_an_unreachable_peer_is_described_address_by_address():
             port = silent.getsockname()[1]
             with pytest.raises(UnreachableError) as caught:
                 await client.connect(
-                    [f"/ip4/127.0.0.1/tcp/1{end}", f"/ip4/127.0.0.1/tcp/{port}{end}"],
+                    [f"/ip4/127.0.0.1/tcp/{n}{end}" for n in (1, 2, 1, port)],
                     deadline_s=1,
                 )
-        assert f"/ip4/127.0.0.1/tcp/1{end} (connection refused)" in str(caught.value)
-        assert f"/tcp/{port}{end} (no answer)" in str(caught.value)
+        assert caught.value.tried == (
+            f"127.0.0.1:1, 127.0.0.1:2 (connection refused), 127.0.0.1:{port} (no answer)"
+        )
+        assert caught.value.message == f"{end[5:]} cannot be reached at {caught.value.tried}."
         assert not client.connected()
 
 
@@ -581,10 +584,15 @@ async def test_a_port_in_use_is_an_error():
         with pytest.raises(NetError, match=r"cannot listen on .*in use"):
             async with open_peer(Identity.create(), [taken]):
                 pass
-        for wrong in ("/ip4/127.0.0.1", "/ip4/192.0.2.77/tcp/0"):
-            with pytest.raises(NetError):
-                async with open_peer(Identity.create(), [wrong]):
-                    pass
+    for wrong, error in (
+        ("/ip4/192.0.2.77/tcp/0", NetError),
+        ("/ip4/127.0.0.1", ConfigError),
+        ("foo", ConfigError),
+        ("/dns4/localhost/tcp/0", ConfigError),
+    ):
+        with pytest.raises(error):
+            async with open_peer(Identity.create(), [wrong]):
+                pass
 
 
 @in_trio

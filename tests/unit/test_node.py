@@ -19,9 +19,10 @@ from safetensors.torch import load_file, save_file
 from small_hub import RUN_ID, SmallHub, ThreadEngine
 
 from echo_node import hub as hub_module
+from echo_node import node as node_module
 from echo_node import session as session_module
 from echo_node.engines.base import Completion
-from echo_node.events import Event, Joined, Step, Summary, Trouble, Verdict, Version
+from echo_node.events import Event, Joined, Progress, Step, Summary, Trouble, Verdict, Version
 from echo_node.node import Node
 from echo_node.outbox import MAX_TRIES
 from echo_node.worker import jobs_of
@@ -41,6 +42,7 @@ from echo_p2p.errors import (
     SignatureError,
 )
 from echo_p2p.identity import Identity
+from echo_p2p.net.addresses import parse
 from echo_p2p.net.host import open_peer
 from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import (
@@ -75,6 +77,7 @@ def hub(base: Path, tmp_path: Path) -> SmallHub:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "LEASE_WAIT_S", 0.3)
+    monkeypatch.setattr(node_module, "TICK_S", 0.05)
     monkeypatch.setattr(session_module, "reconnect_delay_s", lambda failures, chance: 0.1)
 
 
@@ -201,6 +204,10 @@ async def test_a_hub_that_goes_away_gets_everything_when_it_is_back(
     address, dialled = fixed_address(hub)
     async with a_node(hub, dialled, tmp_path) as running:
         await hub.changed.until(lambda: running.of(Trouble))  # it is not there yet
+        (place,) = {parse(each).place for each in dialled}
+        assert running.of(Trouble)[0].message == (  # type: ignore[attr-defined]
+            f"the hub of run {RUN_ID} cannot be reached at {place} (connection refused)."
+        )
         async with running.engine.hold:
             async with hub.on_the_network(address):
                 hub.order(2)
@@ -214,6 +221,12 @@ async def test_a_hub_that_goes_away_gets_everything_when_it_is_back(
             await hub.changed.until(lambda: hub.answered() == 5)
             await outbox._notice.until(lambda: outbox.empty)
     assert len(running.of(Joined)) == 2
+    away = running.of(Trouble)[known]
+    during = running.events[
+        running.events.index(away) : running.events.index(running.of(Joined)[1])
+    ]
+    assert not [event for event in during if isinstance(event, Progress)]
+    assert running.of(Progress)
     assert outbox.accepted == 5
     assert hub.tries == 5
     for lease_id in hub.granted:

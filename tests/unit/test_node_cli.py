@@ -75,6 +75,8 @@ def test_version_and_identity(tmp_path: Path) -> None:
         (lambda home: (home / "identity.pem").write_text("x"), [], 3, "chmod 600"),
         (lambda home: (home / "store").write_text("x"), [], 6, "store"),
         (lambda home: None, ["--listen", "/ip4/203.0.113.1/tcp/1"], 5, "cannot listen"),
+        (lambda home: None, ["--listen", "foo"], 2, "'foo' is not an address to listen on"),
+        (lambda home: None, ["--data-dir", "/etc/passwd"], 2, "/etc/passwd is not a folder."),
     ],
 )
 def test_each_error_is_a_sentence_and_an_exit_code(
@@ -188,7 +190,8 @@ async def test_a_volunteer_joins_works_loses_an_engine_and_stops(
         summary = node.events[-1]
         assert (summary["event"], summary["reason"]) == ("summary", "stopped")
         assert (summary["groups"], summary["accepted"], summary["rollouts"]) == (4, 4, 16)
-        assert "ended with code -9" in node.of("trouble")[0]["message"]
+        assert ["ended with code -9" in event["message"] for event in node.of("trouble")] == [True]
+        assert "ended with code" not in node.stderr  # it is told once
         assert summary["bytes_from_hub"] > 10_000
         assert node.of("joined")[0]["run"] == RUN_ID
         assert [event["version"] for event in node.of("version")] == [0]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from echo_node import console
 from echo_node.console import describe, open_console
@@ -101,6 +102,17 @@ def test_plain_lines_and_a_live_terminal(
         assert "Joined run r" in shown
         assert "[bold]x" in shown  # never taken for markup
         assert "Thank you!" in shown
+
+
+def test_while_the_hub_is_away_the_live_line_says_so() -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with terminal.status("starting") as status:
+        live = console._Live(terminal, status)
+        live(Step(step="working"))
+        live(Trouble(message="Odd."))
+        assert status.status == "working ..."
+        live(Trouble(message="Away.", retry_s=2.0))
+        assert status.status == "waiting for the hub ..."
 
 
 def test_downloads_are_told_of_sparingly() -> None:

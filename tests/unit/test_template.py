@@ -8,7 +8,10 @@ from echo_hub.config import RunConfig
 from echo_hub.presets import MODELS, Model, preset
 from echo_hub.template import render_config
 from echo_p2p.errors import ConfigError
+from echo_p2p.identity import peer_id_of
 from echo_p2p.toml import parse_toml
+
+PEER = peer_id_of(bytes(32))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -37,6 +40,24 @@ def test_a_wrong_setting_of_a_preset_is_named() -> None:
         preset("addmix3", run_id="Bad Run", overrides={})
     with pytest.raises(ConfigError, match=r"^the preset smollm2: run\.mode: .*\(found 'fast'\)"):
         preset("smollm2", run_id="a", overrides={"run": {"mode": "fast"}})
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ('listen = ["foo"]', "'foo' is not an address to listen on"),
+        ('listen = ["/dns4/hub.example/tcp/1"]', "it has a name"),
+        ('announce = ["hub.example:1"]', "'hub.example:1' is not an address"),
+        (f'announce = ["/ip4/1.2.3.4/tcp/1/p2p/{PEER}"]', "is wanted without /p2p"),
+        ('directory_listen = ["/ip4/1.2.3.4"]', "should read"),
+        ('directory_peers = ["/ip4/1.2.3.4/tcp/1"]', "does not end in /p2p/"),
+    ],
+)
+def test_addresses_are_checked_when_they_are_read(setting: str, complaint: str) -> None:
+    field = setting.partition(" ")[0]
+    text = f'[run]\nid = "a"\n[network]\n{setting}\n'
+    with pytest.raises(ConfigError, match=rf"^run\.toml:4: network\.{field}: .*{complaint}"):
+        parse_toml(text, RunConfig, source="run.toml")
 
 
 def test_kappa_beyond_the_staleness_is_refused() -> None:

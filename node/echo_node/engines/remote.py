@@ -160,7 +160,7 @@ class RemoteEngine:
                     call.done.set()
                     call = await self._calls.receive()
             except (ProcessError, WireError) as error:
-                log.warning("%s", error.message.splitlines()[0])
+                log.debug("%s", error.message)  # who called reports it
                 child.kill()
                 call.error = error
             finally:
