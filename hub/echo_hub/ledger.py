@@ -283,6 +283,11 @@ def _beside(path: Path, *, read_only: bool = True) -> Iterator[Connection]:
     engine = open_engine(path, read_only=read_only)
     try:
         with database_errors(path), engine.begin() as connection:
+            if is_empty(connection):
+                raise LedgerError(
+                    f"the ledger {path} is empty.",
+                    fix="Serving the run fills it; if it was served before, restore a backup.",
+                )
             check_schema(connection, path)
             yield connection
     finally:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from echo_hub.learner import policy as policy_module
 from echo_hub.learner.policy import Policy
 from echo_hub.models import addmix3_path
-from echo_p2p.errors import LearnerError
+from echo_p2p.errors import ConfigError, LearnerError
 
 RAGGED = [
     ([5, 6, 7], [8, 9, 1]),
@@ -157,7 +157,10 @@ def test_empty_prompts_and_answers_are_refused(policy: Policy):
 
 def test_what_cannot_be_loaded_is_said_in_a_sentence(tmp_path: Path):
     config = make_config(learner={"target_modules": ["q_proj", "query"]})
-    with pytest.raises(LearnerError, match=r"no linear layers named query.*may name down_proj"):
+    with pytest.raises(ConfigError, match=r"no linear layers named query\. It has: down_proj"):
         load_policy(config)
-    with pytest.raises(LearnerError, match="cannot load a base model"):
+    with pytest.raises(ConfigError, match="cannot load a base model"):
         Policy.load(tmp_path, make_config().learner, dtype="float32", seed=0)
+    for device in ("meta", "no-such", "", "hpu", *(() if torch.cuda.is_available() else ("cuda",))):
+        with pytest.raises(ConfigError, match=rf"learner\.device = '{device}' cannot be used"):
+            load_policy(make_config(learner={"device": device}))

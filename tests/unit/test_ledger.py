@@ -270,6 +270,9 @@ def test_many_readers_at_once_leave_the_writer_alone(tmp_path: Path) -> None:
 
 def test_status_reads_beside_a_hub_and_after_it(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
+    (tmp_path / "empty.sqlite").touch()
+    with pytest.raises(LedgerError, match=r"empty\.sqlite is empty\. .*restore a backup"):
+        read_facts(tmp_path / "empty.sqlite")
     with pytest.raises(LedgerError, match="no ledger"):
         read_facts(path)
 

@@ -1,8 +1,9 @@
 """The hub's side of its learner process.
 
 Promises: one command at a time, so audits run between updates and never during one. A command that
-the learner could not carry out raises `LearnerError` and has changed nothing. A learner that died,
-hung past a deadline, or was given up on in mid-command is not spoken to again: `ProcessError`.
+the learner could not carry out raises `LearnerError`, or `ConfigError` if run.toml is to blame, and
+has changed nothing. A learner that died, hung past a deadline, or was given up on in mid-command is
+not spoken to again: `ProcessError`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from echo_hub.learner.messages import (
     Trained,
     TrainGroup,
 )
-from echo_p2p.errors import LearnerError, ProcessError
+from echo_p2p.errors import ConfigError, LearnerError, ProcessError
 from echo_p2p.pipes import Child, child_process
 
 A = TypeVar("A", Started, Trained, Audited)
@@ -79,7 +80,8 @@ class Learner:
                 raise
             self._broken = ""
         if isinstance(answer, Failed):
-            raise LearnerError(answer.message)
+            kind_of_error = ConfigError if answer.settings else LearnerError
+            raise kind_of_error(answer.message, fix=answer.fix)
         if not isinstance(answer, kind):
             raise ProcessError(
                 f"the learner answered {type(command).__name__} with {type(answer).__name__}."

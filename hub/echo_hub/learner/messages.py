@@ -97,9 +97,14 @@ class Audited(_Frame, frozen=True):
 
 
 class Failed(_Frame, frozen=True):
-    """The command could not be carried out; the learner's state is as before it."""
+    """The command could not be carried out; the learner's state is as before it.
+
+    `settings`: run.toml is to blame. `message` and `fix` are as in `EchoError`.
+    """
 
     message: str
+    fix: str = ""
+    settings: bool = False
 
 
 Command = Start | Train | Audit

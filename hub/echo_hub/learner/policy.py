@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from echo_hub.config import LearnerSection
-from echo_p2p.errors import LearnerError
+from echo_p2p.errors import ConfigError, LearnerError
 
 HEAD_ELEMENTS = 1 << 23
 """Logits in memory at once: 32 MiB of float32."""
@@ -31,6 +31,7 @@ PromptAndAnswer = tuple[Sequence[int], Sequence[int]]
 """In token ids."""
 
 _ADAPTER = "default"
+_CHANGED = "base.path, learner.rank and learner.target_modules stay as they were when a run began."
 
 
 class Policy:
@@ -65,6 +66,7 @@ class Policy:
     ) -> Policy:
         """Load a base snapshot and give it a fresh adapter, whose weights `seed` determines."""
         transformers_logging.disable_progress_bar()
+        _check_device(config.device)
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 base,
@@ -74,7 +76,7 @@ class Policy:
                 dtype=getattr(torch, dtype),
             )
         except (OSError, ValueError, SafetensorError) as error:
-            raise LearnerError(
+            raise ConfigError(
                 f"cannot load a base model from {base}: {error}",
                 fix="base.path must be a folder with config.json and safetensors files.",
             ) from error
@@ -181,10 +183,10 @@ class Policy:
         whole = causal(input_ids=ids, use_cache=False).logits.float()
         ours = self.logits(self._decoder(input_ids=ids, use_cache=False).last_hidden_state)
         if not torch.allclose(whole, ours, rtol=1e-3, atol=1e-3):
-            raise LearnerError(
+            raise ConfigError(
                 f"{type(causal).__name__} changes its logits after its output layer "
                 "(soft-capping or scaling), which this learner does not do.",
-                fix="Choose another base model.",
+                fix="Choose another base.path.",
             )
 
 
@@ -194,12 +196,27 @@ def check_tensors(
     """LearnerError unless `tensors` have the names, shapes and types of `like` and are finite."""
     if tensors.keys() != like.keys():
         odd = sorted(tensors.keys() ^ like.keys())
-        raise LearnerError(f"{source} is not of this run: {len(odd)} names differ, first {odd[0]}.")
+        raise LearnerError(
+            f"{source} is not of this run: {len(odd)} names differ, first {odd[0]}.", fix=_CHANGED
+        )
     for name, tensor in tensors.items():
         if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
-            raise LearnerError(f"{source} is not of this run: {name} has another shape or type.")
+            raise LearnerError(
+                f"{source} is not of this run: {name} has another shape or type.", fix=_CHANGED
+            )
         if not torch.isfinite(tensor).all():
             raise LearnerError(f"{source} has a non-finite number in {name}.")
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch has no one error for it
+        why = str(error).partition("\n")[0].partition(". ")[0]
+        raise ConfigError(
+            f"learner.device = {name!r} cannot be used here: {why:.120}.",
+            fix='Set it to "cpu", or install a torch that was built for this device.',
+        ) from error
 
 
 def _check_targets(model: torch.nn.Module, targets: Sequence[str]) -> None:
@@ -210,7 +227,8 @@ def _check_targets(model: torch.nn.Module, targets: Sequence[str]) -> None:
     }
     missing = sorted(set(targets) - linear)
     if missing:
-        raise LearnerError(
-            f"the base model has no linear layers named {', '.join(missing)}.",
-            fix=f"learner.target_modules may name {', '.join(sorted(linear))}.",
+        raise ConfigError(
+            f"learner.target_modules: the base model has no linear layers named "
+            f"{', '.join(missing)}.",
+            fix=f"It has: {', '.join(sorted(linear))}.",
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from echo_hub.config import RunConfig
 from echo_hub.learner.messages import Answer, Audit, Command, Failed, Start, Started, Trained
-from echo_p2p.errors import EchoError, LearnerError
+from echo_p2p.errors import ConfigError, EchoError, LearnerError
 from echo_p2p.pipes import ParentPipe
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class Server:
         try:
             return self._carry_out(command)
         except EchoError as error:
-            return Failed(message=str(error))
+            settings = isinstance(error, ConfigError)
+            return Failed(message=error.message, fix=error.fix, settings=settings)
 
     def _carry_out(self, command: Command) -> Answer:
         if isinstance(command, Start):
@@ -80,10 +81,21 @@ def _start(command: Start) -> Trainer:
     )
     trainer = Trainer(policy, config)
     if command.checkpoint is None:
+        _check_nothing_is_lost(Path(command.out))
         trainer.save(Path(command.out))
     else:
         trainer.resume(Path(command.checkpoint))
     return trainer
+
+
+def _check_nothing_is_lost(first: Path) -> None:
+    """A run begins, so there can be no later version; else its ledger is gone."""
+    others = sorted(folder.name for folder in first.parent.glob("v[0-9]*") if folder != first)
+    if others:
+        raise LearnerError(
+            f"the run's ledger knows no version, but {first.parent} holds {others[-1]}.",
+            fix="Restore ledger.sqlite from a backup, or, to begin anew, move checkpoints/ away.",
+        )
 
 
 def main() -> None:

@@ -29,6 +29,11 @@ from echo_hub.learner.policy import Policy, check_tensors
 from echo_p2p.errors import LearnerError
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_NO_WAY_BACK = (
+    "Restore this folder from a backup. The folders beside it hold the versions before it, but a "
+    "run does not go back: merge the adapter/ of one into the base model, and start a new run with "
+    "that as its base.path."
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,12 @@ class Trainer:
 
     def resume(self, checkpoint: Path) -> None:
         """Take over the state in a checkpoint folder; LearnerError if it is not one of this run."""
+        try:
+            self._resume(checkpoint)
+        except LearnerError as error:
+            raise LearnerError(error.message, fix=error.fix or _NO_WAY_BACK) from error
+
+    def _resume(self, checkpoint: Path) -> None:
         file = checkpoint / "optimizer.safetensors"
         try:
             with safe_open(file, framework="pt", device=self._config.learner.device) as opened:
