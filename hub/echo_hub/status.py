@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from echo_hub.config import load_config
 from echo_hub.paths import RunFolder
 from echo_p2p.errors import ConfigError
+
+_NAMES = {"heldout_reward": "held-out reward", "last_update_at": "last update"}
 
 
 def run_folder(root: Path) -> RunFolder:
@@ -36,8 +39,42 @@ def render_status(facts: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(show_header=False, box=None)
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{name} {count}" for name, count in value.items()) or "-"
-        table.add_row(key.replace("_", " "), str(value) if value is not None else "-")
+    for name, value in rows_of(facts, now=time.time()):
+        table.add_row(name, value)
     Console().print(table)
+
+
+def rows_of(facts: dict[str, Any], *, now: float) -> list[tuple[str, str]]:
+    """The facts as people read them: names and values."""
+    return [
+        (_NAMES.get(key, key.replace("_", " ")), _value(key, value, now))
+        for key, value in facts.items()
+    ]
+
+
+def _value(key: str, value: Any, now: float) -> str:
+    if value is None or value == {}:
+        return "-"
+    if key == "last_update_at":
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+        return f"{moment} ({_age(now - value)} ago)"
+    if key == "heldout_reward":
+        return ", ".join(f"v{version} {_fraction(reward)}" for version, reward in value.items())
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_number(number)}" for name, number in value.items())
+    return str(value)
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _fraction(value: float) -> str:
+    return f"{value:.3f}".removeprefix("0")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:.3g}"
