@@ -52,23 +52,26 @@ RUN = "flood"
 STREAMS = 32
 
 
-def bodies(identity: Identity) -> list[bytes]:
-    """What the flood is made of."""
+def bodies(identity: Identity, kind: str) -> list[bytes]:
+    """What the flood is made of: submissions, or requests that are no submissions."""
     one = Rollout(tokens=pack_tokens([5] * 30), logprobs=pack_logprobs([-0.5] * 30), finish="stop")
     made_up = Submission(
         run_id=RUN, lease_id=secrets.token_bytes(16), version=0, rollouts=(one,) * 8
     )
     sealed = seal(identity, made_up)
+    if kind == "submissions":
+        return [
+            encode(Submit(envelope=sealed)),
+            encode(Submit(envelope=sealed[:-1] + bytes([sealed[-1] ^ 1]))),
+            encode(Submit(envelope=bytes(1 << 20))),
+        ]
     return [
-        encode(Submit(envelope=sealed)),
-        encode(Submit(envelope=sealed[:-1] + bytes([sealed[-1] ^ 1]))),
-        encode(Submit(envelope=bytes(1 << 20))),
         encode(LeaseRequest(run_id=RUN, version=0, groups=1, wait_s=0)),
         encode(Hello(protocol=PROTOCOL, run_id=RUN, software="flood", engine="none", addresses=())),
     ]
 
 
-async def flood(addresses: list[str]) -> None:
+async def flood(kind: str, addresses: list[str]) -> None:
     """A process: floods until it is killed, and says each second how often it was answered."""
     answered: Counter[str] = Counter()
 
@@ -82,7 +85,7 @@ async def flood(addresses: list[str]) -> None:
 
     async with open_peer(Identity.create(), []) as peer, open_nursery() as nursery:
         hub = await peer.connect(addresses, deadline_s=10.0)
-        mix = itertools.cycle(bodies(peer.identity))
+        mix = itertools.cycle(bodies(peer.identity, kind))
         for _ in range(STREAMS):
             nursery.start_soon(send, peer, hub, mix)
         while True:
@@ -97,7 +100,7 @@ async def window(hub: Hub, seconds: float) -> float:
     return (hub.front.snapshot().rollouts_accepted - before) / seconds
 
 
-async def measure(folder: RunFolder, seconds: float, rounds: int) -> dict[str, object]:
+async def measure(folder: RunFolder, kind: str, seconds: float, rounds: int) -> dict[str, object]:
     sections = {
         "learner": {"groups_per_update": 10_000, "threads": 1},
         "evaluation": {"prompts": 0},
@@ -123,7 +126,7 @@ async def measure(folder: RunFolder, seconds: float, rounds: int) -> dict[str, o
             for _ in range(rounds):
                 calm.append(await window(hub, seconds))
                 peer = subprocess.Popen(  # noqa: ASYNC220
-                    [sys.executable, __file__, "--flood", *hub.peer.addresses],
+                    [sys.executable, __file__, "--flood", kind, *hub.peer.addresses],
                     stdout=subprocess.PIPE, text=True,
                 )  # fmt: skip
                 try:
@@ -154,10 +157,12 @@ def main() -> None:
     parser.add_argument("--flood", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.flood:
-        trio.run(flood, asked.flood)
+        trio.run(flood, asked.flood[0], asked.flood[1:])
         return
-    with tempfile.TemporaryDirectory() as root:
-        print(json.dumps(trio.run(measure, RunFolder(Path(root)), asked.window, asked.rounds)))
+    for kind in ("submissions", "requests"):
+        with tempfile.TemporaryDirectory() as root:
+            found = trio.run(measure, RunFolder(Path(root)), kind, asked.window, asked.rounds)
+        print(json.dumps({"flood": kind, **found}), flush=True)
 
 
 if __name__ == "__main__":

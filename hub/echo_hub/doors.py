@@ -3,8 +3,8 @@
 New keys cost nothing, so what an address can do with many of them is bounded: an address brings at
 most so many keys within `KEY_MEMORY_S`; an IPv6 address stands for its /64 network, which is what
 one subscriber has. Loopback is not counted. What is rejected costs the hub a signature check and a
-line in its ledger, so each key has an allowance of rejections; when it is used up, its submissions
-wait their turn, and slow nobody else down.
+line in its ledger, so each key has an allowance of rejections, and one of other requests; when it
+is used up, what it sends waits its turn, and slows nobody else down.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KeysPerAddress:
 
 
 class Allowances:
-    """An allowance of `burst` rejections for each key, filled up again at `per_s`."""
+    """An allowance for each key: `burst` at once, filled up again at `per_s`."""
 
     def __init__(self, *, burst: float, per_s: float) -> None:
         self._burst = burst
@@ -64,7 +64,7 @@ class Allowances:
         self._used: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
 
     def take(self, key: bytes, now: float) -> float:
-        """A submission came: how many seconds it has to wait."""
+        """Something came: how many seconds it has to wait."""
         used = self._used_by(key, now) + 1.0
         self._used[key] = (used, now)
         self._used.move_to_end(key)

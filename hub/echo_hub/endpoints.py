@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import trio
 
-from echo_hub.doors import KeysPerAddress
+from echo_hub.doors import Allowances, KeysPerAddress
 from echo_hub.front import Front
 from echo_hub.publisher import Publisher
 from echo_p2p import PROTOCOL
@@ -40,6 +40,9 @@ from echo_p2p.wire import (
 )
 
 HEARTBEAT_S = 5.0
+REQUESTS_AT_ONCE = 64
+REQUESTS_PER_S = 20.0
+"""Of one key, submissions apart: further ones wait."""
 _MAX_KNOWN_NODES = 20_000
 
 
@@ -59,6 +62,7 @@ class Endpoints:
         keys_per_address: int,
     ) -> None:
         self._keys = KeysPerAddress(keys_per_address)
+        self._requests = Allowances(burst=REQUESTS_AT_ONCE, per_s=REQUESTS_PER_S)
         self._run_id = run_id
         self._run_envelope = run_envelope
         self._base_envelope = base_envelope
@@ -90,11 +94,12 @@ class Endpoints:
             await self._watcher_left.wait()
 
     async def _control(self, remote: Remote, request: Message) -> Message:
+        if isinstance(request, Submit):
+            return await self._front.submit(remote.public_key, request)
+        await trio.sleep(self._requests.take(remote.public_key, trio.current_time()))
         if isinstance(request, BadChunkReport):
             self._on_bad_chunk(remote.peer_id, request)
             return Done()
-        if isinstance(request, Submit):
-            return await self._front.submit(remote.public_key, request)
         self._check_run(getattr(request, "run_id", self._run_id))
         match request:
             case Hello():
