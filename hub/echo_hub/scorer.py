@@ -53,9 +53,13 @@ class MakePrompts(_Frame, frozen=True):
 
 
 class Prompts(_Frame, frozen=True):
-    """Token ids of each prompt, or a sentence that says why it cannot be made."""
+    """Token ids of each prompt, or a sentence that says why it cannot be made.
+
+    `unreadable`: what one of them holds that the base model has no token for, if any does.
+    """
 
     prompts: list[list[int] | str]
+    unreadable: str = ""
 
 
 class Score(_Frame, frozen=True):
@@ -105,12 +109,18 @@ class Scorer:
     def prompts(self, command: MakePrompts) -> Prompts:
         """Make prompts; one that cannot be made does not keep the others back."""
         made: list[list[int] | str] = []
+        unreadable = ""
         for index in command.indices:
             try:
-                made.append(self._prompt(command.split, index)[1])
+                prompt, tokens = self._prompt(command.split, index)
+                made.append(tokens)
             except Exception as error:  # noqa: BLE001 - tasks are other people's code
                 made.append(_describe(error))
-        return Prompts(prompts=made)
+            else:
+                if not unreadable and self._tokenizer.unknown in tokens:
+                    piece = self._tokenizer.unknown_in(prompt.text, self._template)
+                    unreadable = f"{piece!r} in {prompt.text!r:.200}"
+        return Prompts(prompts=made, unreadable=unreadable)
 
     def score(self, command: Score) -> Scored | Failed:
         """Compute the rewards of a group. Whatever goes wrong is a failure, never a zero."""

@@ -7,6 +7,7 @@ a scorer that cannot even start stops the hub, loudly.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -26,7 +27,11 @@ from echo_p2p.pipes import Child, child_process
 
 _START_DEADLINE_S = 120.0
 _TRIES = 2
+_TRIED = 4  # prompts, at the start
 _REMEMBERED_PROMPTS = 2048  # more than are ever out, in most runs
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -48,6 +53,7 @@ class Scorers:
     def __init__(self, jobs: trio.MemorySendChannel[_Job]) -> None:
         self._jobs = jobs
         self._made: OrderedDict[tuple[Split, int], list[int]] = OrderedDict()
+        self._warned = False
 
     async def prompts(self, split: Split, indices: Sequence[int]) -> list[list[int] | str]:
         """Token ids of these prompts; a sentence in the place of one that cannot be made."""
@@ -57,13 +63,28 @@ class Scorers:
         }
         if new:
             answer = await self._do(MakePrompts(split=split, indices=new))
-            prompts = (
-                answer.prompts if isinstance(answer, Prompts) else [_sentence(answer)] * len(new)
-            )
+            if isinstance(answer, Prompts):
+                prompts = answer.prompts
+                self._warn_once(answer.unreadable)
+            else:
+                prompts = [_sentence(answer)] * len(new)
             made.update(zip(new, prompts, strict=True))
         for index, prompt in made.items():
             self._keep(split, index, prompt)
         return [made[index] for index in indices]
+
+    async def try_task(self) -> None:
+        """Make a few prompts, so that what is wrong with them is known before a node asks."""
+        await self.prompts("train", range(_TRIED))
+
+    def _warn_once(self, unreadable: str) -> None:
+        if unreadable and not self._warned:
+            self._warned = True
+            log.warning(
+                "the task's prompts hold what the base model has no token for, as %s; it does "
+                "not see what stands there. Choose another task.name or base.path.",
+                unreadable,
+            )
 
     def _keep(self, split: Split, index: int, prompt: list[int] | str) -> None:
         if isinstance(prompt, list):
@@ -111,8 +132,10 @@ async def open_scorers(config: RunConfig, base: Path) -> AsyncIterator[Scorers]:
             worker = _Worker(setup, receive.clone(), config.scoring.timeout_s)
             nursery.start_soon(worker.run)
             await worker.ready.wait()
+        scorers = Scorers(send)
+        nursery.start_soon(scorers.try_task)
         try:
-            yield Scorers(send)
+            yield scorers
         finally:
             nursery.cancel_scope.cancel()
 

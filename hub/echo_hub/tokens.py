@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Encoding
 from tokenizers import Tokenizer as RawTokenizer
 
 from echo_p2p.errors import ConfigError
@@ -24,12 +25,14 @@ from echo_p2p.errors import ConfigError
 class Tokenizer:
     """A snapshot's tokenizer and what its configuration says of it.
 
-    `eos` are the ids that end an answer; `context` is the most positions the model has.
+    `eos` are the ids that end an answer; `context` is the most positions the model has; `unknown`,
+    if there is one, is the id of whatever the vocabulary lacks.
     """
 
     vocab_size: int
     context: int
     eos: tuple[int, ...]
+    unknown: int | None
     _raw: RawTokenizer
     _chat_template: str | None
     _special: dict[str, str]
@@ -60,18 +63,31 @@ class Tokenizer:
             context = int(text_config["max_position_embeddings"])
         except KeyError as error:
             raise ConfigError(f"{base / 'config.json'} has no {error}.") from error
-        return cls(vocab_size, context, eos, raw, _chat_template(base, settings), special)
+        # what the vocabulary itself falls back on; the settings often name a token of other use
+        name = getattr(raw.model, "unk_token", special.get("unk_token"))
+        unknown = raw.token_to_id(name) if name else None
+        return cls(vocab_size, context, eos, unknown, raw, _chat_template(base, settings), special)
 
     def encode(self, text: str, template: Literal["raw", "chat"]) -> list[int]:
         """Token ids of a prompt: as it stands, or as a user's message in the chat template."""
-        if template == "raw":
-            return list(self._raw.encode(text, add_special_tokens=True).ids)
-        return list(self._raw.encode(self._as_chat(text), add_special_tokens=False).ids)
+        return list(self._encode(text, template)[1].ids)
+
+    def unknown_in(self, text: str, template: Literal["raw", "chat"]) -> str | None:
+        """The first piece of a prompt that the vocabulary lacks; None if it has them all."""
+        source, encoding = self._encode(text, template)
+        pieces = zip(encoding.ids, encoding.offsets, strict=True)
+        return next((source[start:end] for i, (start, end) in pieces if i == self.unknown), None)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of an answer, without its end-of-sequence or any other special token."""
         kept = [token for token in ids if token not in self.eos]
         return str(self._raw.decode(kept, skip_special_tokens=True))
+
+    def _encode(self, text: str, template: Literal["raw", "chat"]) -> tuple[str, Encoding]:
+        if template == "raw":
+            return text, self._raw.encode(text, add_special_tokens=True)
+        source = self._as_chat(text)
+        return source, self._raw.encode(source, add_special_tokens=False)
 
     def _as_chat(self, text: str) -> str:
         if self._chat_template is None:

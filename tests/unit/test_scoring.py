@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import trio
+from net_support import until
 
 from echo_hub.checks import Code, Rejection
 from echo_hub.config import RunConfig
@@ -192,3 +193,25 @@ def test_the_scorer_imports_no_torch() -> None:
         assert result.stdout == b"False\n"
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("task", ["addmix3", "reasoning-gym:leg_counting"])
+def test_prompts_that_the_base_cannot_read_are_warned_of_once(
+    task: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(scorers: Scorers) -> None:
+        for split in ("train", "heldout"):
+            await scorers.prompts(split, range(8))  # type: ignore[arg-type]
+
+    with_scorers(config(task), body)
+    told = [record.getMessage() for record in caplog.records if "no token for" in record.msg]
+    assert len(told) == (task != "addmix3")
+    for warning in told:
+        assert "'Y' in 'Your task is to count" in warning
+
+
+def test_the_task_is_tried_before_anybody_asks(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(scorers: Scorers) -> None:
+        await until(lambda: bool(caplog.records))
+
+    with_scorers(config("reasoning-gym:leg_counting"), body)

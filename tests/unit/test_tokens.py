@@ -56,6 +56,16 @@ def test_the_packaged_policy_reads_as_under_transformers() -> None:
     assert ours.eos == (theirs.eos_token_id,)
     assert ours.vocab_size == len(theirs)
     assert ours.decode([*ids, *ours.eos]) == text
+    assert ours.unknown == theirs.unk_token_id
+
+
+def test_what_the_vocabulary_lacks_is_shown(base: Path) -> None:
+    ours = Tokenizer.load(addmix3_path())
+    assert ours.unknown_in("2+3=", "raw") is None
+    assert ours.unknown_in("2+é=É", "raw") == "é"
+    assert Tokenizer.load(base).unknown_in("one three", "chat") == "three"
+    write(base, "tokenizer_config.json", unk_token="<s>", eos_token="</s>")
+    assert Tokenizer.load(base).unknown_in("one two", "raw") is None  # though it begins with <s>
 
 
 def test_raw_and_chat(base: Path) -> None:
