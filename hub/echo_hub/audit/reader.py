@@ -8,7 +8,6 @@ once, and its keys and values are shared by all answers.
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,6 @@ from echo_hub.learner.policy import Policy
 from echo_p2p.errors import LearnerError
 
 _ADAPTER = "default"
-_ADAPTERS_KEPT = 4
 
 
 class Reader:
@@ -40,17 +38,17 @@ class Reader:
         ]
         parameters = inspect.signature(self._decoder.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        self._adapters: OrderedDict[Path, Mapping[str, torch.Tensor]] = OrderedDict()
+        self._last: tuple[Path, list[torch.Tensor]] | None = None
 
     @contextmanager
     def wearing(self, adapter: Path) -> Iterator[None]:
         """Within the block the policy is the base with this adapter merged."""
-        tensors = self._read(adapter)
+        merged = self._merge(adapter)
         bases = [layer.get_base_layer() for _, _, layer in self._places]
         own = [base.weight.data for base in bases]
         try:
-            for (name, parent, layer), base in zip(self._places, bases, strict=True):
-                base.weight.data = _merged(name, layer, tensors)
+            for (name, parent, _), base, weight in zip(self._places, bases, merged, strict=True):
+                base.weight.data = weight
                 setattr(parent, name.rpartition(".")[2], base)
             yield
         finally:
@@ -88,14 +86,14 @@ class Reader:
         hidden: torch.Tensor = found.last_hidden_state
         return hidden
 
-    def _read(self, adapter: Path) -> Mapping[str, torch.Tensor]:
-        if adapter in self._adapters:
-            self._adapters.move_to_end(adapter)
-        else:
-            self._adapters[adapter] = self._policy.read_adapter(adapter)
-            if len(self._adapters) > _ADAPTERS_KEPT:
-                self._adapters.popitem(last=False)
-        return self._adapters[adapter]
+    def _merge(self, adapter: Path) -> list[torch.Tensor]:
+        """Merged weights, in the order of the places; those of the last adapter are kept."""
+        if self._last is None or self._last[0] != adapter:
+            self._last = None  # its memory is needed for the next
+            tensors = self._policy.read_adapter(adapter)
+            weights = [_merged(name, layer, tensors) for name, _, layer in self._places]
+            self._last = (adapter, weights)
+        return self._last[1]
 
 
 def _merged(name: str, layer: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
