@@ -29,7 +29,7 @@ _ADDRESS = re.compile(
     r"/(ip[46]|dns[46]?)/([0-9A-Za-z.:_-]{1,253})/tcp/([0-9]{1,5})(?:/p2p/(\w{1,80}))?"
 )
 
-_LISTEN_FIX = "It should read /ip4/0.0.0.0/tcp/42420 or the like."
+_LISTEN_FIX = "For example: /ip4/0.0.0.0/tcp/42420."
 
 
 @dataclass(frozen=True)
