@@ -192,7 +192,6 @@ class InOrder(Generic[T]):
     def __init__(self) -> None:
         self._waiting: defaultdict[bytes, deque[int]] = defaultdict(deque)
         self._decided: dict[int, T] = {}
-        self._taken: set[bytes] = set()
 
     def enter(self, node: bytes, group_id: int) -> None:
         """A group has come."""
@@ -204,16 +203,11 @@ class InOrder(Generic[T]):
 
     def take(self, node: bytes) -> T | None:
         """The next verdict of a key, if there is one whose turn it is."""
-        if node in self._taken or not self._waiting.get(node):
-            return None
-        verdict = self._decided.pop(self._waiting[node][0], None)
-        if verdict is not None:
-            self._taken.add(node)
-        return verdict
+        waiting = self._waiting.get(node)
+        return self._decided.pop(waiting[0], None) if waiting else None
 
     def done(self, node: bytes) -> None:
         """What was taken has been carried out."""
-        self._taken.remove(node)
         self._waiting[node].popleft()
         if not self._waiting[node]:
             del self._waiting[node]

@@ -62,8 +62,9 @@ MUTANTS = [
     ),
     Mutant(
         "groups need not wait for those before them", "reputation",
-        "node in self._taken or not self._waiting.get(node)",
-        "not self._waiting.get(node)", REPUTATION,
+        "self._decided.pop(waiting[0], None)",
+        "next((self._decided.pop(x) for x in list(waiting) if x in self._decided), None)",
+        REPUTATION,
     ),
     Mutant(
         "what is given back costs nothing", "keeper",
