@@ -48,7 +48,9 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on s
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.")],
-    run_id: Annotated[str, typer.Option("--run", help="The run's id.")] = "my-run",
+    run_id: Annotated[
+        str | None, typer.Option("--run", help="The run's id.", show_default="my-run")
+    ] = None,
     model: Annotated[str, typer.Option(help="Preset to start from: addmix3 or smollm2.")] = (
         "addmix3"
     ),

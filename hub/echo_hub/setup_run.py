@@ -35,7 +35,13 @@ _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 def init_run(
-    folder: Path, *, run_id: str, model: str, hosts: Sequence[str], port: int, local_demo: bool
+    folder: Path,
+    *,
+    run_id: str | None,
+    model: str,
+    hosts: Sequence[str],
+    port: int,
+    local_demo: bool,
 ) -> RunFolder:
     """Make identity, run.toml and bootstrap_peers.toml in a new or empty folder.
 
@@ -49,6 +55,8 @@ def init_run(
     if local_demo and hosts:
         raise ConfigError("--local-demo is for this machine only; leave --address out.")
     made = RunFolder(folder.resolve())
+    if local_demo and run_id is not None:
+        raise ConfigError(f"the local demo's run is {DEMO_RUN_ID!r}; leave --run out.")
     network: dict[str, Any] = {
         "listen": _listen(hosts, port),
         "announce": [f"{_host(host)}/tcp/{port}" for host in hosts],
@@ -57,7 +65,9 @@ def init_run(
     overrides: dict[str, dict[str, Any]] = {"network": network}
     if model == "smollm2":
         overrides["base"] = {"path": str(made.smollm2)}
-    config = preset(model, run_id=DEMO_RUN_ID if local_demo else run_id, overrides=overrides)
+    config = preset(
+        model, run_id=DEMO_RUN_ID if local_demo else run_id or "my-run", overrides=overrides
+    )
     try:
         _check_place(made.root)
         with whole_folder(made.root, replace=False) as draft:
@@ -133,7 +143,10 @@ def _reachable(hosts: Sequence[str]) -> tuple[list[str], str]:
 
 def _listen(hosts: Sequence[str], port: int) -> list[str]:
     if hosts:
-        return [f"/ip4/0.0.0.0/tcp/{port}"]
+        every = ["/ip4/0.0.0.0"]
+        if any(_host(host).startswith("/ip6/") for host in hosts):
+            every.append("/ip6/::")
+        return [f"{interface}/tcp/{port}" for interface in every]
     return [f"{_host(host)}/tcp/{port}" for host in LOOPBACK]
 
 

@@ -63,12 +63,18 @@ def test_any_hosts_make_a_file_that_a_node_accepts(tmp_path: Path, hosts: tuple[
     assert len(entry.addresses) == len(set(entry.addresses)) == 4
 
 
+def test_a_host_with_ipv6_listens_there(tmp_path: Path) -> None:
+    network = load_config(init(tmp_path / "run", hosts=("2001:db8::7",)).config).network
+    assert network.listen == ("/ip4/0.0.0.0/tcp/42420", "/ip6/::/tcp/42420")
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
         ({"run_id": "Bad Run"}, r"run\.id: .*found 'Bad Run'"),
         ({"model": "gpt"}, "no model 'gpt'"),
         ({"local_demo": True, "hosts": ("hub.example",)}, "leave --address out"),
+        ({"local_demo": True}, "leave --run out"),
         ({"hosts": ("not a host!",)}, "'not a host!' is no host name or IP"),
         ({"hosts": ("http://foo:99",)}, "'http://foo:99' is no host name or IP"),
         ({"hosts": ("foo:99",)}, "is no host name"),
