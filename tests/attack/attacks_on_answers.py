@@ -150,11 +150,11 @@ async def right_answer_written_by_hand(arena: Arena) -> list[str]:
 
 @attack("audit_margin")
 async def sampled_again_with_a_seed_of_its_own(arena: Arena) -> list[str]:
-    (lease,) = await arena.attacker.leases(1)
-    (honest,) = await arena.answers([lease])
-    drawn = {rollout.tokens for rollout in honest.rollouts}
-    for seed in range(100):  # answers to easy prompts are often the same
-        (other,) = await arena.answers([replace(lease, seed=seed)])
-        if drawn.isdisjoint(rollout.tokens for rollout in other.rollouts):
-            break
-    return [await arena.outcome(arena.attacker, other)]
+    for lease in await arena.attacker.leases(12):
+        (honest,) = await arena.answers([lease])
+        drawn = {rollout.tokens for rollout in honest.rollouts}
+        for seed in range(10):
+            (other,) = await arena.answers([replace(lease, seed=seed)])
+            if drawn.isdisjoint(rollout.tokens for rollout in other.rollouts):
+                return [await arena.outcome(arena.attacker, other)]
+    raise AssertionError("every prompt is so easy that all answers to it are the same")

@@ -11,7 +11,7 @@ from attack_support import Arena
 from attacks import ATTACKS, Attack
 from mutants import CHECKS, Check
 
-from echo_hub.assess import Assessor, Group
+from echo_hub.assess import Assessed, Assessor, Group
 from echo_hub.checks import Code, Rejection
 from echo_p2p import envelope
 from echo_p2p.errors import PeerRefusedError
@@ -41,9 +41,9 @@ def test_without_the_signature_check_a_changed_token_gets_further(
     arena.run(one_gets_further, arena, Code.BAD_SIGNATURE)
 
 
-async def no_further(_: Assessor, group: Group) -> tuple[Group, Rejection]:
+async def no_further(_: Assessor, group: Group) -> Assessed:
     """What should have been rejected goes neither to the learner nor to its auditor."""
-    return group, Rejection(Code.INTERRUPTED)
+    return Assessed(group, Rejection(Code.INTERRUPTED))
 
 
 async def one_gets_further(arena: Arena, code: Code) -> None:
