@@ -1,7 +1,8 @@
 """What a node still owes its hub: submissions without a receipt, and leases to give back.
 
 Promises: a submission is signed once and stays here, over any number of sessions, until the hub has
-answered it; a lease to give back too. `duplicate` is an answer: an earlier try arrived.
+answered it; a lease to give back too. `duplicate` is an answer: an earlier try arrived and was
+accepted, only its receipt was lost (a hub says it of groups that it keeps, and of no others).
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Outbox:
                         break
                 await trio.sleep(retry_delay_s(tries))
         del self._unsent[lease_id]
-        if not code:
+        if code in ("", "duplicate"):
             self.accepted += 1
-        elif code != "duplicate":
+        else:
             self.rejected[code] += 1

@@ -44,14 +44,15 @@ def check_ledger(stage: Stage, versions: int) -> None:
 def check_receipts(stage: Stage, node: Program, joined: Event) -> None:
     """Every receipt the node holds is one group in the ledger, and the other way round.
 
-    A group whose receipt was lost is handed in again; its receipt then says `duplicate`. A node
-    that was away when the run ended may be left with groups it cannot hand in any more.
+    A group whose receipt was lost is handed in again; its receipt then says `duplicate`. A group
+    that went stale after its receipt stays in the ledger, and the node is told with a verdict. A
+    node that was away when the run ended may be left with groups it cannot hand in any more.
     """
     (summary,) = node.named("summary")
     key = public_key_of(joined["node"])
     with stage.ledger() as ledger:
         (kept,) = ledger.execute("SELECT count(*) FROM groups WHERE node = ?", (key,)).fetchone()
-    held = summary["accepted"] + summary["rejected"].get("duplicate", 0)
+    held = summary["accepted"] + len(node.named("verdict"))
     assert held <= kept <= held + summary["unsent"]
 
 

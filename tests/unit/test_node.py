@@ -220,13 +220,13 @@ async def test_a_hub_that_goes_away_gets_everything_when_it_is_back(
         async with hub.on_the_network(address):
             await hub.changed.until(lambda: hub.answered() == 5)
             await outbox._notice.until(lambda: outbox.empty)
+            await hub.changed.until(lambda: running.of(Progress))
     assert len(running.of(Joined)) == 2
     away = running.of(Trouble)[known]
     during = running.events[
         running.events.index(away) : running.events.index(running.of(Joined)[1])
     ]
     assert not [event for event in during if isinstance(event, Progress)]
-    assert running.of(Progress)
     assert outbox.accepted == 5
     assert hub.tries == 5
     for lease_id in hub.granted:
@@ -275,7 +275,7 @@ async def test_receipts_are_counted_by_code_and_refusals_tried_again(
         await outbox._notice.until(
             lambda: done.worker is not None and done.worker.done.groups == 6 and outbox.empty
         )
-    assert outbox.accepted == 1
+    assert outbox.accepted == 2  # the first of all, and the one that had arrived before
     assert dict(outbox.rejected) == {"stale": 2, "internal": 1, "too_large": 1}
     assert hub.tries == 3 + 1 + 2 + MAX_TRIES + 1
 
