@@ -172,7 +172,10 @@ def demo(
     cheaters: Annotated[int, typer.Option(min=0, help="How many of the nodes cheat.")] = 0,
     updates: Annotated[int, typer.Option(min=0, help="Learner updates; 0: the preset's.")] = 0,
     mode: Annotated[str, typer.Option(help="async or sequential.")] = "async",
-    staleness: Annotated[int, typer.Option(min=0, max=100, help="S, in versions.")] = 2,
+    staleness: Annotated[
+        int | None,
+        typer.Option(min=0, max=100, help="S, in versions; async mode only. [default: 2]"),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
     model: Annotated[str, typer.Option(help="addmix3 or smollm2.")] = "addmix3",
     json_output: Json = False,

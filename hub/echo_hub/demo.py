@@ -54,7 +54,8 @@ class DemoOptions:
     cheaters: int = 0
     updates: int = 0
     mode: str = "async"
-    staleness: int = 2
+    staleness: int | None = None
+    """None: the preset's."""
     seed: int = 0
     model: str = "addmix3"
     keep: Path | None = None
@@ -78,6 +79,11 @@ def run_demo(options: DemoOptions, *, live: bool) -> dict[str, Any]:
         raise ConfigError(f"there is no model {options.model!r}: choose from {', '.join(MODELS)}.")
     if options.mode not in ("async", "sequential"):
         raise ConfigError(f"mode {options.mode!r}: choose async or sequential.")
+    if options.mode == "sequential" and options.staleness:
+        raise ConfigError(
+            f"a staleness of {options.staleness} in sequential mode, which has none.",
+            fix="Leave out --staleness, or use --mode async.",
+        )
     if options.cheaters >= options.nodes:
         raise ConfigError(
             f"{options.cheaters} of {options.nodes} nodes would cheat.",
@@ -133,7 +139,7 @@ def _configure(options: DemoOptions, folder: RunFolder, ports: tuple[int, int]) 
             "seed": options.seed,
             "updates": options.updates or DEFAULT_UPDATES[options.model],
         },
-        "learner": {"staleness": options.staleness},
+        "learner": {} if options.staleness is None else {"staleness": options.staleness},
         "network": {
             "listen": [f"/ip4/127.0.0.1/tcp/{hub_port}", f"/ip6/::1/tcp/{hub_port}"],
             "directory_listen": [

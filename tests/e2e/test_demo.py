@@ -14,6 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from echo_hub.demo import DemoOptions, run_demo
+from echo_p2p.errors import ConfigError
+
 FIELDS = {
     "reward_before",
     "reward_after",
@@ -51,6 +54,20 @@ def demo(*options: str) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads(out.splitlines()[-1])
     assert set(summary) == FIELDS
     return summary
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (DemoOptions(mode="sequential", staleness=3), "staleness of 3 in sequential mode"),
+        (DemoOptions(mode="both"), "mode 'both'"),
+        (DemoOptions(model="huge"), "no model 'huge'"),
+        (DemoOptions(nodes=2, cheaters=2), "2 of 2 nodes would cheat"),
+    ],
+)
+def test_options_that_contradict_each_other(options: DemoOptions, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        run_demo(options, live=False)
 
 
 @pytest.mark.timeout(540)
