@@ -112,6 +112,7 @@ class Exchange:
         self._offered.pop(artifact_id, None)
         self._scatters.pop(artifact_id, None)
         self._seekers.pop(artifact_id, None)
+        self.stats.bytes_sent_of.pop(artifact_id, None)
 
     async def fetch(
         self,
@@ -265,6 +266,8 @@ class Exchange:
         if data is None:
             raise PeerRefusedError(f"chunk {index} is not here.", code="not_here")
         self.stats.bytes_sent[artifact.manifest.kind] += len(data)
+        if artifact.id in self._offered:  # not withdrawn while it was read
+            self.stats.bytes_sent_of[artifact.id] += len(data)
         return ChunkReply(index=index, data=data)
 
     def _pick(self, asker: str, request: ChunkRequest, artifact: Artifact) -> int | None:

@@ -52,11 +52,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a fetch has come, in bytes. `from_peers_bytes` came from other nodes than the hub."""
+    """How far a fetch has come, in bytes.
+
+    `from_peers_bytes` came from other nodes than the hub, `resumed_bytes` were on disk before; a
+    chunk that came twice counts twice in what came, and once in what is done.
+    """
 
     done_bytes: int
     total_bytes: int
+    from_hub_bytes: int
     from_peers_bytes: int
+    resumed_bytes: int
 
 
 @dataclass
@@ -67,6 +73,8 @@ class Stats:
     bytes_from_peers: int = 0
     bytes_sent: Counter[str] = field(default_factory=Counter)
     """By kind of artifact."""
+    bytes_sent_of: Counter[bytes] = field(default_factory=Counter)
+    """By the id of each artifact that is offered now."""
 
 
 class Fetch:
@@ -107,7 +115,8 @@ class Fetch:
             rng=random.Random(),
         )
         self._done_bytes = sum(map(self._layout.size, bitmap.indices(partial.have)))
-        self._from_peers_bytes = 0
+        self._resumed_bytes = self._done_bytes
+        self._from_hub_bytes = self._from_peers_bytes = 0
         self._followed: set[str] = set()
         self._meetings: Counter[str] = Counter()
         self._in_progress: dict[int, trio.CancelScope] = {}
@@ -289,14 +298,22 @@ class Fetch:
     def _count(self, source: str, size: int, *, new: bool) -> None:
         if source == self._hub:
             self._stats.bytes_from_hub += size
+            self._from_hub_bytes += size
         else:
             self._stats.bytes_from_peers += size
             self._from_peers_bytes += size
         self._done_bytes += size if new else 0
         self._arrived()
         if self._progress is not None:
-            total = self._layout.total_bytes
-            self._progress(Progress(self._done_bytes, total, self._from_peers_bytes))
+            self._progress(
+                Progress(
+                    self._done_bytes,
+                    self._layout.total_bytes,
+                    self._from_hub_bytes,
+                    self._from_peers_bytes,
+                    self._resumed_bytes,
+                )
+            )
 
     async def _report(self, source: str, index: int) -> None:
         """A bad chunk: believe its sender no more, and tell the hub even if we are done by then."""

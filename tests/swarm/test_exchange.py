@@ -45,6 +45,10 @@ async def test_chunks_come_from_the_hub_and_from_each_other(tmp_path: Path) -> N
                 assert path is not None
                 assert contents(path) == contents(source)
         sent = swarm.hub.exchange.stats.bytes_sent["adapter"]
+        of_each = swarm.hub.exchange.stats.bytes_sent_of
+        assert sum(of_each.values()) == sent
+        swarm.hub.exchange.withdraw(artifact.id)
+        assert artifact.id not in of_each
         assert 3.0 <= sent / artifact.layout.total_bytes <= 1.5 * 3.0
         stats = [node.exchange.stats for node in nodes]
         assert sum(s.bytes_from_hub for s in stats) == swarm.hub.exchange.stats.bytes_sent.total()
@@ -63,7 +67,7 @@ async def test_progress_rises_to_the_whole(tmp_path: Path) -> None:
         )
         done = [progress.done_bytes for progress in seen]
         assert done == sorted(done)
-        assert seen[-1] == Progress(450_000, 450_000, 0)
+        assert seen[-1] == Progress(450_000, 450_000, 450_000, 0, 0)
 
 
 @in_trio
