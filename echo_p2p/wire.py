@@ -43,6 +43,7 @@ PackedTokens = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
 PackedLogprobs = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
 EnvelopeBytes = Annotated[bytes, Meta(max_length=8 * MIB)]
 Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
+ByteCount = Annotated[int, Meta(ge=0, lt=2**44)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
@@ -91,7 +92,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """One file of an artifact: a relative POSIX path and its size in bytes."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
-    size: Annotated[int, Meta(ge=0, lt=2**44)]
+    size: ByteCount
 
 
 class Manifest(Signed, frozen=True):
@@ -335,6 +336,18 @@ class BadChunkReport(Message, frozen=True):
     index: Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)]
 
 
+class Obtained(Message, frozen=True):
+    """The node has fetched this artifact, whole, in so many seconds, from the hub and from others.
+
+    Time and bytes are what the node says; the hub shows them and decides nothing by them.
+    """
+
+    artifact: Bytes32
+    seconds: Seconds
+    from_hub: ByteCount
+    from_peers: ByteCount
+
+
 class Refusal(Message, frozen=True):
     """Any request's other answer: a reason code and a sentence."""
 
@@ -342,7 +355,7 @@ class Refusal(Message, frozen=True):
     sentence: Sentence
 
 
-HubRequest = Hello | LatestRequest | LeaseRequest | LeaseReturn | Submit | BadChunkReport
+HubRequest = Hello | LatestRequest | LeaseRequest | LeaseReturn | Submit | BadChunkReport | Obtained
 HubReply = Latest | LeaseGrant | Done | SubmitReply | Refusal
 SwarmRequest = HaveRequest | ChunkRequest | PeersRequest
 SwarmReply = HaveReply | ChunkReply | Elsewhere | PeersReply | Refusal

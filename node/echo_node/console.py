@@ -34,6 +34,7 @@ from echo_node.events import (
 Report = Callable[[Event], None]
 
 _FETCH_EVERY_S = 0.5
+_WORTH_SHOWING_S = 1.0  # shorter downloads only flicker
 _PLAIN_PROGRESS_EVERY_S = 30.0
 
 
@@ -56,7 +57,7 @@ def _sparing(report: Report) -> Report:
 
     def spare(event: Event) -> None:
         nonlocal last
-        if isinstance(event, Fetched) and event.done_bytes < event.total_bytes:
+        if isinstance(event, Fetched) and _under_way(event):
             if time.monotonic() < last + _FETCH_EVERY_S:
                 return
             last = time.monotonic()
@@ -83,41 +84,66 @@ class _PlainLines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._next_progress = 0.0
+        self._next_fetched = 0.0
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Progress):
-            if time.monotonic() < self._next_progress:
+        now = time.monotonic()
+        match event:
+            case Version():
                 return
-            self._next_progress = time.monotonic() + _PLAIN_PROGRESS_EVERY_S
-        if not isinstance(event, Fetched | Version):
-            stamp = time.strftime("%H:%M:%S")
-            line = f"{stamp} {describe(event)}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            case Progress():
+                if now < self._next_progress:
+                    return
+                self._next_progress = now + _PLAIN_PROGRESS_EVERY_S
+            case Fetched():
+                if not _worth_showing(event) or (now < self._next_fetched and _under_way(event)):
+                    return
+                self._next_fetched = now + _PLAIN_PROGRESS_EVERY_S
+        line = f"{time.strftime('%H:%M:%S')} {describe(event)}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _worth_showing(event: Fetched) -> bool:
+    return event.elapsed_s >= _WORTH_SHOWING_S
+
+
+def _under_way(event: Fetched) -> bool:
+    return event.done_bytes < event.total_bytes
 
 
 class _Live:
-    """What is lasting scrolls by; what changes is in one line at the bottom."""
+    """What is lasting scrolls by; what changes is in a line at the bottom, a download below it."""
 
     def __init__(self, console: Console, status: Status) -> None:
         self._console = console
         self._status = status
+        self._doing = ""
+        self._download = ""
 
     def __call__(self, event: Event) -> None:
         text = escape(describe(event))
         match event:
-            case Step() | Fetched() | Progress():
-                self._status.update(text)
+            case Step() | Progress():
+                self._show(doing=text)
+            case Fetched():
+                shown = _under_way(event) and _worth_showing(event)
+                self._show(download=text if shown else "")
             case Version():
-                pass
+                self._show(download="")  # one that a newer version made needless may be there
             case Trouble() | Verdict():
                 self._console.print(f"[yellow]{text}[/]", highlight=False)
                 if isinstance(event, Trouble) and event.retry_s is not None:
-                    self._status.update("waiting for the hub ...")
+                    self._show(doing="waiting for the hub ...", download="")
             case Summary():
                 self._status.stop()
                 self._console.print(f"[bold]{text}[/]", highlight=False)
             case _:
                 self._console.print(text, highlight=False)
+
+    def _show(self, *, doing: str | None = None, download: str | None = None) -> None:
+        self._doing = self._doing if doing is None else doing
+        self._download = self._download if download is None else download
+        self._status.update("\n  ".join(filter(None, (self._doing, self._download))))
 
 
 def describe(event: Event) -> str:
@@ -130,8 +156,7 @@ def describe(event: Event) -> str:
         case Engine():
             return f"Engine: {event.name} on {event.device}, {event.dtype}."
         case Fetched():
-            share = event.done_bytes / max(1, event.total_bytes)
-            return f"fetching the {event.what}: {share:.0%} of {_size(event.total_bytes)}"
+            return _download(event)
         case Version():
             return f"version {event.version} is active"
         case Progress():
@@ -151,6 +176,20 @@ def describe(event: Event) -> str:
             thanks = "The run is complete. Thank you! " if event.reason == "complete" else ""
             return f"{thanks}{event.wall_s:.0f} s: {_counts(event)}"
     raise AssertionError(event)
+
+
+def _download(event: Fetched) -> str:
+    came = event.from_hub_bytes + event.from_peers_bytes
+    source = f"{event.from_peers_bytes / came:.0%} from nodes" if came else "nothing came yet"
+    if event.resumed_bytes:
+        source += f"; resumed, {_size(event.resumed_bytes)} were here already"
+    total = _size(event.total_bytes)
+    if not _under_way(event):
+        return f"fetched {event.what}: {total} in {event.elapsed_s:.1f} s, {source}"
+    left = "" if event.left_s is None else f", {event.left_s:.0f} s left"
+    share = event.done_bytes / max(1, event.total_bytes)
+    rate = f"{_size(event.bytes_per_s)}/s"
+    return f"fetching {event.what}: {share:.0%} of {total}, {rate}{left}, {source}"
 
 
 def _counts(tally: Tally) -> str:

@@ -38,11 +38,21 @@ class Engine(Event, frozen=True):
 
 
 class Fetched(Event, frozen=True):
-    """How far a download has come."""
+    """How far a download has come: the base model, or a version.
+
+    Of `done_bytes`, `resumed_bytes` were on disk when it began, `elapsed_s` seconds ago. `left_s`
+    is the time left at the present rate, None while nothing comes.
+    """
 
     what: str
     done_bytes: int
     total_bytes: int
+    from_hub_bytes: int
+    from_peers_bytes: int
+    resumed_bytes: int
+    bytes_per_s: int
+    elapsed_s: float
+    left_s: float | None
 
 
 class Version(Event, frozen=True):

@@ -31,6 +31,7 @@ from echo_p2p.wire import (
     LeaseRequest,
     LeaseReturn,
     Message,
+    Obtained,
     Receipt,
     RunDescription,
     Submit,
@@ -44,6 +45,7 @@ from echo_p2p.wire import (
 M = TypeVar("M", bound=Message)
 
 ANSWER_S = 30.0
+STATISTICS_S = 5.0
 SILENCE_S = 15.0
 """A hub sends a heartbeat every 5 s; after three missed ones it is gone."""
 LEASE_WAIT_S = 5.0
@@ -129,6 +131,10 @@ class Hub:
         if receipt.run_id != self._run_id or receipt.lease_id != lease_id:
             raise WireError("the hub's receipt is for another submission.")
         return receipt
+
+    async def obtained(self, obtained: Obtained) -> None:
+        """Say that an artifact is complete here."""
+        await self._ask(obtained, Done, deadline_s=STATISTICS_S)
 
     async def watch(
         self, on_adapter: Callable[[Artifact], None], on_time: Callable[[float], None]

@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from echo_node.downloads import Downloads
 from echo_node.engines.remote import RemoteEngine, open_engine
 from echo_node.events import Event, Note, Progress, Summary
 from echo_node.meter import Meter
@@ -105,14 +106,16 @@ class Node:
     ) -> None:
         notice = Notice()
         exchange = Exchange(peer, store)
+        downloads = Downloads(store, exchange, notice, report)
         self._parts = Parts(
             entry=entry,
             node=identity.public_key,
             peer=peer,
             store=store,
             exchange=exchange,
+            downloads=downloads,
             engine=engine,
-            policies=Policies(store, exchange, notice),
+            policies=Policies(store, exchange, downloads, notice),
             outbox=Outbox(identity, notice),
             notice=notice,
             report=report,

@@ -7,74 +7,34 @@ are a little behind may still ask for.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import trio
 
+from echo_node.downloads import Downloads
 from echo_node.notice import Notice
 from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.artifact.store import Store
-from echo_p2p.errors import ChunkError, ManifestError, RollbackError
+from echo_p2p.errors import ManifestError, RollbackError
 from echo_p2p.swarm.exchange import Exchange
-from echo_p2p.swarm.fetch import Progress
 
-_FETCH_GRACE_S = 60.0
-_SLOWEST_BYTES_PER_S = 50e3
 KEPT_VERSIONS = 2
-
-log = logging.getLogger(__name__)
-
-
-def fetch_deadline_s(size: int) -> float:
-    """Time in which an artifact of `size` bytes must have come."""
-    return _FETCH_GRACE_S + size / _SLOWEST_BYTES_PER_S
-
-
-def size_of(artifact: Artifact) -> int:
-    """Bytes of all its files."""
-    return sum(file.size for file in artifact.manifest.files)
-
-
-async def obtain(
-    artifact: Artifact,
-    hub: str,
-    *,
-    store: Store,
-    exchange: Exchange,
-    progress: Callable[[Progress], None] | None = None,
-) -> Path:
-    """Fetch what is lacking of an artifact; its folder.
-
-    One that is complete on disk is read through first: what has gone bad there since it came is
-    found before it is used, and fetched again.
-    """
-    if store.path(artifact.id) is not None:
-        await trio.to_thread.run_sync(_read_through, store, artifact)
-    deadline_s = fetch_deadline_s(size_of(artifact))
-    return await exchange.fetch(artifact, hub, deadline_s=deadline_s, progress=progress)
-
-
-def _read_through(store: Store, artifact: Artifact) -> None:
-    try:
-        for index in range(artifact.layout.count):
-            store.read_chunk(artifact.id, index)
-    except ChunkError as error:
-        log.warning("%s It is fetched again.", error.message)
 
 
 class Policies:
     """Follows the newest version; `notice` is told whenever something here changes."""
 
-    def __init__(self, store: Store, exchange: Exchange, notice: Notice) -> None:
+    def __init__(
+        self, store: Store, exchange: Exchange, downloads: Downloads, notice: Notice
+    ) -> None:
         self.ready: int | None = None
         """Newest version on disk that was not found faulty."""
         self.active: int | None = None
         """Version the engine has."""
         self._store = store
         self._exchange = exchange
+        self._downloads = downloads
         self._notice = notice
         self._newest: Artifact | None = None
         self._faulty = -1
@@ -101,7 +61,7 @@ class Policies:
             await self._notice.until(self._is_behind)
             artifact = self._newest
             assert artifact is not None
-            await obtain(artifact, hub, store=self._store, exchange=self._exchange)
+            await self._downloads.obtain(artifact, hub)
             pin = ExitStack()
             path = pin.enter_context(self._store.pin(artifact.id))
             self.ready = artifact.manifest.version

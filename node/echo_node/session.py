@@ -19,13 +19,14 @@ import msgspec
 import trio
 
 from echo_node.directory import DIRECTORY_S, ask_directory
+from echo_node.downloads import Downloads, fetch_deadline_s, size_of
 from echo_node.engines.base import EngineInfo
 from echo_node.engines.remote import RemoteEngine
-from echo_node.events import Engine, Event, Fetched, Joined, Step, Trouble
+from echo_node.events import Engine, Event, Joined, Step, Trouble
 from echo_node.hub import ANSWER_S, Greeting, Hub
 from echo_node.notice import Notice
 from echo_node.outbox import Outbox
-from echo_node.policies import Policies, fetch_deadline_s, obtain, size_of
+from echo_node.policies import Policies
 from echo_node.worker import Worker
 from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.artifact.store import Store
@@ -44,7 +45,6 @@ from echo_p2p.errors import (
 from echo_p2p.net.host import Peer
 from echo_p2p.nursery import open_nursery
 from echo_p2p.swarm.exchange import Exchange
-from echo_p2p.swarm.fetch import Progress as FetchProgress
 from echo_p2p.wire import RunDescription
 
 CONNECT_S = 20.0
@@ -86,6 +86,7 @@ class Parts:
     peer: Peer
     store: Store
     exchange: Exchange
+    downloads: Downloads
     engine: RemoteEngine
     policies: Policies
     outbox: Outbox
@@ -234,13 +235,8 @@ class Sessions:
             return
         assert self._run is not None
         with step(self._report, "fetching the base model", 2 * fetch_deadline_s(size_of(base))):
-            await obtain(
-                base,
-                hub.peer_id,
-                store=self._parts.store,
-                exchange=self._parts.exchange,
-                progress=self._show_fetch,
-            )
+            await self._parts.downloads.obtain(base, hub.peer_id)
+            await self._parts.downloads.tell(hub)
         folder = self._pins.enter_context(self._parts.store.pin(base.id))
         info = await self._load(folder, self._run)
         self.worker = Worker(
@@ -289,17 +285,9 @@ class Sessions:
                 nursery.start_soon(self._parts.policies.follow, hub.peer_id)
                 nursery.start_soon(self.worker.take_leases, hub)
                 nursery.start_soon(self._parts.outbox.deliver, hub)
+                nursery.start_soon(self._parts.downloads.tell_all, hub)
         finally:
             self.held = False
-
-    def _show_fetch(self, progress: FetchProgress) -> None:
-        self._report(
-            Fetched(
-                what="base model",
-                done_bytes=progress.done_bytes,
-                total_bytes=progress.total_bytes,
-            )
-        )
 
 
 def _first(group: BaseExceptionGroup[NetError]) -> NetError:

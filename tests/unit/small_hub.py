@@ -36,6 +36,7 @@ from echo_p2p.wire import (
     LeaseRequest,
     LeaseReturn,
     Message,
+    Obtained,
     Receipt,
     RunDescription,
     Sampling,
@@ -75,6 +76,8 @@ class SmallHub:
         self.tries = 0
         self.returned: list[bytes] = []
         self.hellos: list[Hello] = []
+        self.obtained: list[Obtained] = []
+        self.hears_of_downloads = True
         self.changed = Notice()
         self._store = store
         self._numbers = itertools.count(1)
@@ -124,6 +127,10 @@ class SmallHub:
                 return await self._grant(remote, request)
             case LeaseReturn():
                 self.returned += request.lease_ids
+                self.changed.tell()
+                return Done()
+            case Obtained() if self.hears_of_downloads:
+                self.obtained.append(request)
                 self.changed.tell()
                 return Done()
             case Submit():

@@ -22,7 +22,17 @@ from echo_node import hub as hub_module
 from echo_node import node as node_module
 from echo_node import session as session_module
 from echo_node.engines.base import Completion
-from echo_node.events import Event, Joined, Progress, Step, Summary, Trouble, Verdict, Version
+from echo_node.events import (
+    Event,
+    Fetched,
+    Joined,
+    Progress,
+    Step,
+    Summary,
+    Trouble,
+    Verdict,
+    Version,
+)
 from echo_node.node import Node
 from echo_node.outbox import MAX_TRIES
 from echo_node.worker import jobs_of
@@ -399,6 +409,38 @@ async def test_only_the_last_versions_stay_on_disk(
         kept = sorted(artifact.manifest.version for artifact in running.store.complete())
         assert kept == [0, 3, 4]  # 0 is the base
         assert list(policies._held) == [4]
+
+
+@in_trio
+async def test_downloads_are_shown_and_the_hub_is_told_of_each_once(
+    hub: SmallHub, adapters: list[Path], tmp_path: Path
+) -> None:
+    hub.publish(0, adapters[0])
+    async with hub.on_the_network() as peer:
+        async with a_node(hub, peer.addresses, tmp_path) as running:
+            await hub.changed.until(lambda: len(hub.obtained) == 2)
+        async with a_node(hub, peer.addresses, tmp_path) as again:  # it has both of them
+            hub.order(1)
+            await hub.changed.until(lambda: hub.answered() == 1)
+            assert not again.of(Fetched)
+    ends = [event for event in running.of(Fetched) if event.done_bytes == event.total_bytes]  # type: ignore[attr-defined]
+    assert [event.what for event in ends] == ["the base model", "version 0"]  # type: ignore[attr-defined]
+    artifacts = {artifact.id: artifact for artifact in running.store.complete()}
+    for told in hub.obtained:
+        assert (told.from_hub, told.from_peers) == (artifacts[told.artifact].layout.total_bytes, 0)
+    assert {told.artifact for told in hub.obtained} == set(artifacts)
+
+
+@in_trio
+async def test_a_hub_that_will_not_hear_of_downloads_is_worked_for(
+    hub: SmallHub, adapters: list[Path], tmp_path: Path
+) -> None:
+    hub.hears_of_downloads = False
+    hub.publish(0, adapters[0])
+    hub.order(1)
+    async with hub.on_the_network() as peer, a_node(hub, peer.addresses, tmp_path) as running:
+        await hub.changed.until(lambda: hub.answered() == 1)
+        assert not running.of(Trouble)
 
 
 @in_trio

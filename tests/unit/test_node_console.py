@@ -13,6 +13,7 @@ from rich.console import Console
 
 from echo_node import console
 from echo_node.console import describe, open_console
+from echo_node.downloads import fetch_deadline_s
 from echo_node.events import (
     Engine,
     Event,
@@ -28,7 +29,6 @@ from echo_node.events import (
 from echo_node.meter import Meter
 from echo_node.outbox import retry_delay_s
 from echo_node.paths import node_folder
-from echo_node.policies import fetch_deadline_s
 from echo_node.session import reconnect_delay_s
 
 COUNTS = {
@@ -42,6 +42,23 @@ COUNTS = {
     "bytes_from_peers": 999,
     "bytes_sent": 0,
 }
+
+
+def fetched(**fields: object) -> Fetched:
+    usual = {
+        "what": "version 7",
+        "done_bytes": 500_000,
+        "total_bytes": 1_000_000,
+        "from_hub_bytes": 100_000,
+        "from_peers_bytes": 300_000,
+        "resumed_bytes": 100_000,
+        "bytes_per_s": 100_000,
+        "elapsed_s": 4.0,
+        "left_s": 5.0,
+    }
+    return Fetched(**{**usual, **fields})  # type: ignore[arg-type]
+
+
 EVENTS: list[tuple[Event, str]] = [
     (Step(step="greeting the hub"), "greeting the hub ..."),
     (Joined(run="r", task="sums", node="N", hub="H"), "Joined run r (sums) as N."),
@@ -50,8 +67,21 @@ EVENTS: list[tuple[Event, str]] = [
         "Engine: torch on cpu, float32.",
     ),
     (
-        Fetched(what="base model", done_bytes=500_000, total_bytes=1_000_000),
-        "fetching the base model: 50% of 1.0 MB",
+        fetched(),
+        "fetching version 7: 50% of 1.0 MB, 100 kB/s, 5 s left, 75% from nodes; "
+        "resumed, 100 kB were here already",
+    ),
+    (
+        fetched(
+            what="the base model",
+            done_bytes=1_000_000,
+            from_hub_bytes=600_000,
+            from_peers_bytes=0,
+            resumed_bytes=0,
+            elapsed_s=6.04,
+            left_s=0.0,
+        ),
+        "fetched the base model: 1.0 MB in 6.0 s, 0% from nodes",
     ),
     (Version(version=3), "version 3 is active"),
     (
@@ -82,10 +112,10 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr()
     lines = [json.loads(line) for line in out.out.splitlines()]
     assert [line["event"] for line in lines] == [
-        "step", "joined", "engine", "fetched", "version", "progress", "trouble", "trouble", "note",
-        "summary",
+        "step", "joined", "engine", "fetched", "fetched", "version", "progress", "trouble",
+        "trouble", "note", "summary",
     ]  # fmt: skip
-    assert lines[5]["rejected"] == {"stale": 1}
+    assert lines[6]["rejected"] == {"stale": 1}
     assert out.err == ""
 
 
@@ -115,11 +145,39 @@ def test_while_the_hub_is_away_the_live_line_says_so() -> None:
         assert status.status == "waiting for the hub ..."
 
 
+def test_a_download_over_a_second_has_a_line_below_the_work() -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with terminal.status("starting") as status:
+        live = console._Live(terminal, status)
+        live(Step(step="working"))
+        live(fetched(elapsed_s=0.9))
+        assert status.status == "working ..."
+        live(fetched(elapsed_s=1.1))
+        assert str(status.status).startswith("working ...\n  fetching version 7: 50% of 1.0 MB")
+        live(fetched(done_bytes=1_000_000))
+        assert status.status == "working ..."
+        live(fetched())
+        live(Version(version=8))
+        assert status.status == "working ..."
+
+
+def test_plain_lines_tell_of_long_downloads_now_and_then_and_of_their_end() -> None:
+    out = io.StringIO()
+    plain = console._PlainLines(Console(file=out, width=300))
+    plain(fetched(done_bytes=1_000_000, elapsed_s=0.9))
+    assert out.getvalue() == ""
+    for _ in range(3):
+        plain(fetched())
+    plain(fetched(done_bytes=1_000_000))
+    shown = [line.partition(" ")[2] for line in out.getvalue().splitlines()]
+    assert [line.split(":")[0] for line in shown] == ["fetching version 7", "fetched version 7"]
+
+
 def test_downloads_are_told_of_sparingly() -> None:
     told: list[Event] = []
     report = console._sparing(told.append)
     for done in range(0, 1001):
-        report(Fetched(what="base model", done_bytes=done, total_bytes=1000))
+        report(fetched(done_bytes=done, total_bytes=1000))
     assert len(told) < 20
     assert isinstance(told[-1], Fetched)
     assert told[-1].done_bytes == 1000
