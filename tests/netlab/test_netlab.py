@@ -90,10 +90,11 @@ def test_nobody_connects_to_a_firewalled_host_and_it_connects_to_others() -> Non
 
 def test_nothing_is_left_when_its_owner_is_killed() -> None:
     script = (
-        "import os, sys\n"
+        "import subprocess, sys\n"
         "from netlab import Link, open_lab\n"
         "with open_lab({'a': Link(up=1e6)}, rtt_s=0.01) as hosts:\n"
-        "    hosts['a'].start('sleep', '1000')\n"
+        "    command = ['sh', '-c', 'echo here; exec sleep 1000']\n"
+        "    hosts['a'].start(*command, stdout=subprocess.PIPE).stdout.readline()\n"
         "    print(*(process.pid for process in hosts['a'].processes), flush=True)\n"
         "    sys.stdin.read()\n"
     )
