@@ -32,6 +32,7 @@ from echo_hub.live import save_picture, show_progress
 from echo_hub.paths import RunFolder
 from echo_hub.presets import MODELS, Model, preset
 from echo_hub.setup_run import write_bootstrap
+from echo_hub.spread import sentence_of, summary_of
 from echo_hub.template import render_config
 from echo_p2p.errors import ConfigError, RunFailedError, StoppedError
 from echo_p2p.identity import Identity, peer_id_of
@@ -193,7 +194,14 @@ def _print_summary(summary: dict[str, Any]) -> None:
     for key, value in summary.items():
         text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
         table.add_row(key.replace("_", " "), str(text) or "none")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    spread = {
+        "latest": None,
+        "last_s_median": summary["last_node_s"],
+        "peer_share": summary["peer_share"],
+    }
+    console.print(sentence_of(spread), highlight=False)
 
 
 async def _demo(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str, Any]:
@@ -277,6 +285,7 @@ def _summary(hub: Hub, tallies: list[NodeTally], wall_s: float) -> dict[str, Any
     evaluations = hub.loop.evaluations
     banned = {peer_id_of(key) for key in snapshot.banned}
     cheaters = {tally.peer_id for tally in tallies if tally.cheats}
+    spread = summary_of(hub.dissemination.spreads.all())
     return {
         "reward_before": round(evaluations[0], 4),
         "reward_after": round(evaluations[hub.loop.version], 4),
@@ -288,6 +297,8 @@ def _summary(hub: Hub, tallies: list[NodeTally], wall_s: float) -> dict[str, Any
         "max_lag": max(snapshot.lag_histogram, default=0),
         "bytes_from_hub": sum(tally.bytes_from_hub for tally in tallies),
         "bytes_from_peers": sum(tally.bytes_from_peers for tally in tallies),
+        "peer_share": spread["peer_share"],
+        "last_node_s": spread["last_s_median"],
         "learner_idle_fraction": round(hub.loop.idle_fraction, 4),
         "wall_s": round(wall_s, 1),
     }

@@ -7,11 +7,13 @@ does not read costs one stream and nothing else.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import trio
 
+from echo_hub.dissemination import Dissemination
 from echo_hub.doors import Allowances, KeysPerAddress
 from echo_hub.front import Front
 from echo_hub.publisher import Publisher
@@ -33,6 +35,7 @@ from echo_p2p.wire import (
     LeaseRequest,
     LeaseReturn,
     Message,
+    Obtained,
     Submit,
     Watch,
     decode,
@@ -46,8 +49,21 @@ REQUESTS_PER_S = 20.0
 _MAX_KNOWN_NODES = 20_000
 
 
+@dataclass(frozen=True)
+class _Greeted:
+    """A node that said hello: its key, where it can be dialled, and when (Unix seconds)."""
+
+    key: bytes
+    addresses: tuple[str, ...]
+    at: float
+
+
 class Endpoints:
-    """Answers nodes on behalf of the front, the publisher and the run's description."""
+    """Answers nodes on behalf of the front, the publisher and the run's description.
+
+    Args:
+        hears: given what nodes say of their downloads.
+    """
 
     def __init__(
         self,
@@ -57,7 +73,7 @@ class Endpoints:
         base_envelope: bytes,
         front: Front,
         publisher: Publisher,
-        on_bad_chunk: Callable[[str, BadChunkReport], None],
+        hears: Dissemination,
         clock: Callable[[], float],
         keys_per_address: int,
     ) -> None:
@@ -68,10 +84,10 @@ class Endpoints:
         self._base_envelope = base_envelope
         self._front = front
         self._publisher = publisher
-        self._on_bad_chunk = on_bad_chunk
+        self._hears = hears
         self._clock = clock
-        self._addresses: OrderedDict[str, tuple[str, ...]] = OrderedDict()
-        self._watchers = 0
+        self._greeted: OrderedDict[str, _Greeted] = OrderedDict()
+        self._watchers: Counter[str] = Counter()
         self._watcher_left = trio.Event()
 
     def attach(self, peer: Peer) -> None:
@@ -80,13 +96,16 @@ class Endpoints:
         peer.serve_stream(WATCH_PROTOCOL, self._watch)
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
-        """Where a node said it can be dialled; empty if it never said."""
-        return self._addresses.get(peer_id, ())
+        """Where others may dial a node; empty if it never said, or is not to be introduced."""
+        greeted = self._greeted.get(peer_id)
+        if greeted is None or self._front.is_banned(greeted.key):
+            return ()
+        return () if self._hears.is_shunned(greeted.key) else greeted.addresses
 
     @property
-    def watchers(self) -> int:
-        """Open watch streams: nodes that are in session now."""
-        return self._watchers
+    def in_session(self) -> Collection[str]:
+        """Peer ids of the nodes with an open watch stream."""
+        return self._watchers.keys()
 
     async def deserted(self) -> None:
         """Wait until no node is in session."""
@@ -97,9 +116,8 @@ class Endpoints:
         if isinstance(request, Submit):
             return await self._front.submit(remote.public_key, request)
         await trio.sleep(self._requests.take(remote.public_key, trio.current_time()))
-        if isinstance(request, BadChunkReport):
-            self._on_bad_chunk(remote.peer_id, request)
-            return Done()
+        if isinstance(request, BadChunkReport | Obtained):
+            return await self._hear(remote, request)
         self._check_run(getattr(request, "run_id", self._run_id))
         match request:
             case Hello():
@@ -113,6 +131,17 @@ class Endpoints:
             case LeaseReturn():
                 return await self._front.return_leases(remote.public_key, request)
         raise PeerRefusedError("this is no request to a hub.", code="bad_message")
+
+    async def _hear(self, remote: Remote, said: BadChunkReport | Obtained) -> Done:
+        """What a node that has greeted us says of its downloads; others are not listened to."""
+        greeted = self._greeted.get(remote.peer_id)
+        if greeted is None or self._front.is_banned(greeted.key):
+            return Done()
+        if isinstance(said, Obtained):
+            self._hears.obtained(remote, said, greeted.at)
+        elif said.peer in self._greeted:
+            await self._hears.bad_chunk(remote, said)
+        return Done()
 
     def _admit(self, remote: Remote) -> None:
         self._front.check_admitted(remote.public_key)
@@ -137,10 +166,10 @@ class Endpoints:
             )
         suffix = f"/p2p/{remote.peer_id}"
         own = tuple(address for address in hello.addresses if address.endswith(suffix))
-        self._addresses[remote.peer_id] = own
-        self._addresses.move_to_end(remote.peer_id)
-        while len(self._addresses) > _MAX_KNOWN_NODES:
-            self._addresses.popitem(last=False)
+        self._greeted[remote.peer_id] = _Greeted(remote.public_key, own, self._clock())
+        self._greeted.move_to_end(remote.peer_id)
+        while len(self._greeted) > _MAX_KNOWN_NODES:
+            self._greeted.popitem(last=False)
         return self._latest()
 
     def _latest(self) -> Latest:
@@ -155,7 +184,7 @@ class Endpoints:
     async def _watch(self, remote: Remote, stream: Stream) -> None:
         watch = decode(await stream.receive(1024, deadline_s=10.0), Watch)
         self._check_run(watch.run_id)
-        self._watchers += 1
+        self._watchers[remote.peer_id] += 1
         try:
             seen = -1
             while True:
@@ -166,6 +195,8 @@ class Endpoints:
                 if quiet.cancelled_caught:
                     await stream.send(encode(Heartbeat(hub_time=self._clock())))
         finally:
-            self._watchers -= 1
+            self._watchers[remote.peer_id] -= 1
+            if not self._watchers[remote.peer_id]:
+                del self._watchers[remote.peer_id]
             self._watcher_left.set()
             self._watcher_left = trio.Event()

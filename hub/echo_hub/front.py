@@ -165,6 +165,14 @@ class Front:
         """PeerRefusedError if a node is banned."""
         self._keeper.check(node)
 
+    def is_banned(self, node: bytes) -> bool:
+        """Is a node shut out?"""
+        return self._keeper.reputation.banned(node) is not None
+
+    def has_standing(self, node: bytes) -> bool:
+        """Has a node handed in a valid group since the last invalid one?"""
+        return self._keeper.proven(node)
+
     async def return_leases(self, node: bytes, request: LeaseReturn) -> Done:
         """A node gives leases back; those that are not its own are left alone."""
         returned = await self._granter.release(request.lease_ids, node)

@@ -26,6 +26,7 @@ import trio
 from sqlalchemy import Connection, Engine, func, select
 
 from echo_hub import ledger_rows as rows
+from echo_hub import ledger_swarm as swarm_rows
 from echo_hub.checks import ClosedLease, Code
 from echo_hub.leases import OpenLease
 from echo_hub.ledger_reads import (
@@ -52,6 +53,7 @@ from echo_hub.ledger_schema import (
 )
 from echo_hub.ledger_writer import Writer
 from echo_hub.reputation import Record
+from echo_hub.spread import Spread
 from echo_p2p.errors import LedgerError
 
 __all__ = ["Ledger", "PublishedVersion", "Recovered", "StoredGroup", "read_facts"]
@@ -218,6 +220,16 @@ class Ledger:
     async def consume_evaluated(self, group_ids: Sequence[int]) -> None:
         """Groups of held-out prompts have served their evaluation."""
         await self._writer.write(rows.consume_evaluated, list(group_ids))
+
+    # --- how they spread ----------------------------------------------------------------------
+
+    async def put_spreads(self, known: Sequence[Spread]) -> None:
+        """These artifacts have got so far."""
+        await self._writer.write(swarm_rows.put_spreads, known)
+
+    async def add_accusation(self, accused: bytes, accuser: bytes) -> None:
+        """A node says for the first time that another sent it a bad chunk."""
+        await self._writer.write(swarm_rows.add_accusations, (accused, accuser, self._clock()))
 
     # --- start --------------------------------------------------------------------------------
 

@@ -22,7 +22,9 @@ from echo_hub.ledger_schema import (
     updates,
     verdicts,
 )
+from echo_hub.ledger_swarm import count_accusers, read_accusations, read_spreads
 from echo_hub.reputation import Record
+from echo_hub.spread import Spread, summary_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Recovered:
     verdicts: list[tuple[bytes, str, int, int]]
     lags: Counter[int]
     standings: list[tuple[bytes, Record]]
+    spreads: list[Spread]
+    accusations: list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ def read_state(connection: Connection, secret: bytes) -> Recovered:
         ],
         lags=_lags(connection),
         standings=read_standings(connection),
+        spreads=read_spreads(connection),
+        accusations=read_accusations(connection),
     )
 
 
@@ -115,7 +121,10 @@ def read_standings(connection: Connection) -> list[tuple[bytes, Record]]:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node in the ledger: rollouts accepted and rejected, and groups trained on."""
+    """A node in the ledger: rollouts accepted and rejected, and groups trained on.
+
+    `accusers` are nodes that say it sent them a bad chunk.
+    """
 
     key: bytes
     record: Record
@@ -124,28 +133,40 @@ class NodeRow:
     trained: int
     disputed: int
     last_seen: float | None
+    accusers: int
 
 
 def node_rows(connection: Connection) -> list[NodeRow]:
-    """Every key that was leased anything, handed anything in, or was banned."""
+    """Every key that was leased anything, handed anything in, was banned or accused."""
     records = dict(read_standings(connection))
     seen = {row.key: row.last_seen for row in connection.execute(select(nodes))}
     rollouts: defaultdict[bytes, Counter[str]] = defaultdict(Counter)
     for row in connection.execute(select(verdicts)):
         rollouts[row.node][row.code] += row.rollouts
-    trained_on = (groups.c.state == "consumed") & (groups.c.split == "train")
+    consumed = (groups.c.state == "consumed") & (groups.c.split == "train")
     counted = select(groups.c.node, func.count(), func.sum(groups.c.disputed.cast(Integer)))
     trained = {
         row[0]: (row[1], row[2])
-        for row in connection.execute(counted.where(trained_on).group_by(groups.c.node))
+        for row in connection.execute(counted.where(consumed).group_by(groups.c.node))
     }
     found = []
-    for key in records | seen | rollouts:
+    accusers = count_accusers(connection)
+    for key in records | seen | rollouts | accusers:
         accepted = rollouts[key]["accepted"]
         rejected = rollouts[key].total() - accepted
         record = records.get(key, Record())
+        trained_on, disputed = trained.get(key, (0, 0))
         found.append(
-            NodeRow(key, record, accepted, rejected, *trained.get(key, (0, 0)), seen.get(key))
+            NodeRow(
+                key=key,
+                record=record,
+                accepted=accepted,
+                rejected=rejected,
+                trained=trained_on,
+                disputed=disputed,
+                last_seen=seen.get(key),
+                accusers=accusers[key],
+            )
         )
     return found
 
@@ -242,5 +263,7 @@ def facts_of(connection: Connection) -> dict[str, object]:
         "nodes_banned": connection.scalar(
             select(func.count()).where(standings.c.banned.is_not(None))
         ),
+        "nodes_accused": len(count_accusers(connection)),
         "groups_disputed": connection.scalar(select(func.count()).where(groups.c.disputed)),
+        "dissemination": summary_of(read_spreads(connection)),
     }

@@ -5,6 +5,8 @@ States. A lease is `open`, then `answered`, or `released` (its prompt waits to b
 update or an evaluation; or `dropped` for a reason. docs/architecture.md draws both. A consumed
 group is `disputed` if its node was banned and no audit had passed it. `requests` are what an
 operator's command wants of a hub that is serving: ban a key (`why` says for what) or unban it.
+`spreads` has a line for each artifact, with the fields of `spread.Spread`; `accusations` one for
+each pair of nodes of which one says that the other sent it a bad chunk.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    UniqueConstraint,
     create_engine,
     insert,
     literal_column,
@@ -39,7 +42,7 @@ from sqlalchemy.pool import QueuePool
 
 from echo_p2p.errors import LedgerError
 
-SCHEMA = 2
+SCHEMA = 3
 _BUSY_MS = 10_000
 _WAL_PAGES = 4000  # between checkpoints: 16 MiB
 
@@ -162,6 +165,36 @@ requests = Table(
     Column("done", Boolean, nullable=False, default=False),
 )
 Index("requests_open", requests.c.id, sqlite_where=requests.c.done.is_(False))
+
+spreads = Table(
+    "spreads",
+    metadata,
+    Column("artifact", LargeBinary, primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("expected", Integer, nullable=False),
+    Column("reached", Integer, nullable=False),
+    Column("nodes", Integer, nullable=False),
+    Column("half_s", Float),
+    Column("most_s", Float),
+    Column("last_s", Float),
+    Column("hub_bytes", Integer, nullable=False),
+    Column("from_hub", Integer, nullable=False),
+    Column("from_peers", Integer, nullable=False),
+)
+Index("spreads_by_time", spreads.c.at)
+
+accusations = Table(
+    "accusations",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("accused", LargeBinary, nullable=False),
+    Column("accuser", LargeBinary, nullable=False),
+    Column("at", Float, nullable=False),
+    UniqueConstraint("accused", "accuser"),
+)
 
 events = Table(
     "events",

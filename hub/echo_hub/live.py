@@ -1,7 +1,8 @@
 """What a person, or a program, sees of a run while it is served.
 
-On a terminal: one screen, redrawn (version, reward, lags, accepted and rejected, each node's
-rate). Elsewhere: one line a version. With `json_lines`: one JSON object a line, for programs.
+On a terminal: one screen, redrawn (version, reward, how versions spread, lags, accepted and
+rejected, each node's rate). Elsewhere: one line a version. With `json_lines`: one JSON object a
+line, for programs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from echo_hub.spread import sentence_of, summary_of
 from echo_p2p.identity import peer_id_of
 from echo_p2p.nursery import open_nursery
 
@@ -43,6 +45,7 @@ async def show_progress(
     async with open_nursery() as nursery:
         if json_lines:
             nursery.start_soon(_json_lines, hub)
+            nursery.start_soon(_json_lines_of_versions, hub)
         elif live and console.is_terminal:
             nursery.start_soon(_screen, hub, console)
         else:
@@ -79,11 +82,17 @@ async def _plain_lines(hub: Hub, console: Console) -> None:
         await hub.loop.changed()
 
 
-async def _json_lines(hub: Hub) -> None:
-    def emit(event: str, **facts: Any) -> None:
-        print(json.dumps({"event": event, **facts}), flush=True)
+def _emit(event: str, **facts: Any) -> None:
+    print(json.dumps({"event": event, **facts}), flush=True)
 
-    emit(
+
+async def _json_lines_of_versions(hub: Hub) -> None:
+    async for spread in hub.dissemination.finished:
+        _emit("disseminated", **spread.as_dict())
+
+
+async def _json_lines(hub: Hub) -> None:
+    _emit(
         "serving",
         run=hub.config.run.id,
         peer_id=hub.peer.peer_id,
@@ -94,13 +103,13 @@ async def _json_lines(hub: Hub) -> None:
     while True:
         if hub.loop.doing != doing:
             doing = hub.loop.doing
-            emit("learner", doing=doing, version=hub.loop.version)
+            _emit("learner", doing=doing, version=hub.loop.version)
         for facts in hub.loop.history[seen:]:
             seen += 1
-            emit("update", **facts.as_dict())
+            _emit("update", **facts.as_dict())
         for version in sorted(set(hub.loop.evaluations) - evaluated):
             evaluated.add(version)
-            emit("evaluation", version=version, reward=hub.loop.evaluations[version])
+            _emit("evaluation", version=version, reward=hub.loop.evaluations[version])
         await hub.loop.changed()
 
 
@@ -131,7 +140,13 @@ def draw(hub: Hub, now: float) -> RenderableType:
     """The whole screen."""
     snapshot = hub.front.snapshot()
     return Panel(
-        Group(_head(hub, now), _lags(snapshot), _counts(snapshot), _nodes(snapshot)),
+        Group(
+            _head(hub, now),
+            _spread(hub),
+            _lags(snapshot),
+            _counts(snapshot),
+            _nodes(snapshot),
+        ),
         title=f"echo-hub · {hub.config.run.id} · {hub.config.run.mode}",
         title_align="left",
     )
@@ -153,6 +168,10 @@ def _head(hub: Hub, now: float) -> RenderableType:
     table.add_row("held out", held_out.split("  ")[0] or "-", "  ".join(held_out.split("  ")[1:]))
     table.add_row("learner", f"idle {loop.idle_fraction:.0%}", loop.state(now))
     return table
+
+
+def _spread(hub: Hub) -> RenderableType:
+    return Text("sent        " + sentence_of(summary_of(hub.dissemination.spreads.all())))
 
 
 def _lags(snapshot: FrontSnapshot) -> RenderableType:

@@ -40,6 +40,7 @@ def list_nodes(root: Path) -> list[dict[str, Any]]:
                 "rejected": row.rejected,
                 "trained_groups": row.trained,
                 "disputed_groups": row.disputed,
+                "accusers": row.accusers,
                 "last_seen": row.last_seen,
                 "banned": row.record.banned,
             }
@@ -91,7 +92,7 @@ def render_nodes(nodes: list[dict[str, Any]]) -> None:
 
     table = Table(box=None)
     table.add_column("node", no_wrap=True)
-    counts = ("accepted", "rejected", "trained", "disputed", "valid", "audited")
+    counts = ("accepted", "rejected", "trained", "disputed", "valid", "audited", "accused")
     for name in counts:
         table.add_column(name, justify="right", no_wrap=True)
     for node in nodes:
@@ -103,9 +104,10 @@ def render_nodes(nodes: list[dict[str, Any]]) -> None:
             str(node["disputed_groups"]),
             f"{node['valid']:.0f}",
             "banned" if node["banned"] else f"{node['audit_probability']:.0%}",
+            f"by {node['accusers']}" if node["accusers"] else "-",
         )
-    console = Console(soft_wrap=True)
-    console.print(table, width=max(console.width, 120))
+    console = Console(soft_wrap=True, width=max(Console().width, 120))
+    console.print(table)
     for node in nodes:
         if node["banned"]:
             console.print(f"{node['node']} is banned: {node['banned']}", markup=False)

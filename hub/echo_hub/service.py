@@ -20,6 +20,7 @@ from echo_hub.audit.request import audit_with
 from echo_hub.audit.rules import audit_rules
 from echo_hub.beacon import keep_record
 from echo_hub.config import RunConfig
+from echo_hub.dissemination import Dissemination
 from echo_hub.endpoints import Endpoints
 from echo_hub.front import Front
 from echo_hub.learner.client import Learner, open_learner
@@ -37,7 +38,6 @@ from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, open_peer
 from echo_p2p.nursery import open_nursery
 from echo_p2p.swarm.exchange import Exchange, HubSide
-from echo_p2p.wire import BadChunkReport
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Hub:
     publisher: Publisher
     exchange: Exchange
     endpoints: Endpoints
+    dissemination: Dissemination
     ledger: Ledger
     learner: Learner
     loop: LearnerLoop
@@ -131,13 +132,21 @@ async def open_hub(
             noise=noise,
             clock=clock,
         )
+        dissemination = Dissemination(
+            ledger=ledger,
+            exchange=exchange,
+            recovered=recovered,
+            in_session=lambda: endpoints.in_session,
+            has_standing=front.has_standing,
+            clock=clock,
+        )
         endpoints = Endpoints(
             run_id=config.run.id,
             run_envelope=seal(identity, description),
             base_envelope=base_artifact.envelope,
             front=front,
             publisher=publisher,
-            on_bad_chunk=_note_bad_chunk,
+            hears=dissemination,
             clock=clock,
             keys_per_address=config.network.keys_per_address,
         )
@@ -151,16 +160,29 @@ async def open_hub(
             ledger=ledger,
             publisher=publisher,
         )
+        dissemination.announce(base_artifact)
         await loop.prepare(recovered)
         endpoints.attach(peer)
         async with open_nursery() as nursery:
             nursery.start_soon(front.run)
             nursery.start_soon(publisher.repair)
+            nursery.start_soon(dissemination.run, publisher)
             if config.network.directory:
                 nursery.start_soon(_beacon, config, folder, identity, peer, publisher)
             yield Hub(
-                config, identity, peer, front, publisher, exchange, endpoints, ledger, learner, loop
+                config=config,
+                identity=identity,
+                peer=peer,
+                front=front,
+                publisher=publisher,
+                exchange=exchange,
+                endpoints=endpoints,
+                dissemination=dissemination,
+                ledger=ledger,
+                learner=learner,
+                loop=loop,
             )
+            await dissemination.write()
             nursery.cancel_scope.cancel()
 
 
@@ -173,13 +195,6 @@ async def _try_task(config: RunConfig, scorers: Scorers) -> None:
             f"task {config.task.name} cannot make prompts for this base: {reasons[-1]}",
             fix="Mend the sections [task] and [sampling] of run.toml.",
         )
-
-
-def _note_bad_chunk(reporter: str, report: BadChunkReport) -> None:
-    log.warning(
-        "%s says that %s sent it a bad chunk %d of %s",
-        reporter, report.peer, report.index, report.artifact.hex()[:12],
-    )  # fmt: skip
 
 
 async def _beacon(

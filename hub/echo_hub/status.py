@@ -8,6 +8,7 @@ from typing import Any
 
 from echo_hub.config import load_config
 from echo_hub.paths import RunFolder
+from echo_hub.spread import sentence_of
 from echo_p2p.errors import ConfigError
 
 _NAMES = {"heldout_reward": "held-out reward", "last_update_at": "last update"}
@@ -58,6 +59,8 @@ def _value(key: str, value: Any, now: float) -> str:
     if key == "last_update_at":
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
         return f"{moment} ({_age(now - value)} ago)"
+    if key == "dissemination":
+        return sentence_of(value)
     if key == "heldout_reward":
         return ", ".join(f"v{version} {_fraction(reward)}" for version, reward in value.items())
     if isinstance(value, dict):

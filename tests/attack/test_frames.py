@@ -117,7 +117,7 @@ def test_another_run_cannot_be_watched(arena: Arena) -> None:
             await stream.send(encode(Watch(run_id="another-run")))
             with pytest.raises(NetError):
                 await stream.receive(4096, deadline_s=ANSWER_S)
-        assert arena.hub.endpoints.watchers == 0
+        assert not arena.hub.endpoints.in_session
         await control(arena)
 
     arena.run(scene, arena.attacker)

@@ -28,6 +28,8 @@ FIELDS = {
     "max_lag",
     "bytes_from_hub",
     "bytes_from_peers",
+    "peer_share",
+    "last_node_s",
     "learner_idle_fraction",
     "wall_s",
 }
@@ -79,6 +81,8 @@ def test_a_policy_learns() -> None:
     assert 0 < summary["max_lag"] <= 2
     # everything came to each of two nodes once, and no more than about half of it from the hub
     assert summary["bytes_from_peers"] > 0.5 * summary["bytes_from_hub"]
+    assert 0.3 < summary["peer_share"] < 0.7  # by the hub's own count of what it sent
+    assert summary["last_node_s"] > 0
     assert summary["nodes_banned"] == 0
 
 

@@ -93,11 +93,12 @@ def test_another_run_another_schema_and_another_file_are_refused(tmp_path: Path)
     with pytest.raises(LedgerError, match="belongs to the run 'run'"):
         with_ledger(path, Ledger.begin, run_id="other")
     connection = sqlite3.connect(path)
-    connection.execute("UPDATE meta SET value = '999' WHERE key = 'schema'")
-    connection.commit()
+    for schema in ("2", "999"):
+        connection.execute(f"UPDATE meta SET value = '{schema}' WHERE key = 'schema'")
+        connection.commit()
+        with pytest.raises(LedgerError, match=f"schema {schema}; .* Serve it with the version"):
+            recover(path)
     connection.close()
-    with pytest.raises(LedgerError, match="schema 999"):
-        recover(path)
     path.write_bytes(b"this is no database, it is a letter to my aunt" * 100)
     with pytest.raises(LedgerError, match="as a ledger: file is not a database"):
         recover(path)
