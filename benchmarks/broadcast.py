@@ -1,62 +1,84 @@
-"""How long until the last node has a new policy? Ours and its rivals, and the physical bound.
+"""How long until the last node has a new policy? Ours and its rivals, beside the physical bound.
 
 In a lab of network namespaces (`tests/netlab`; Linux, root) a hub publishes an artifact to nodes
 whose links are capped. Time runs from the announcement until the last node has the artifact
-verified on its disk. All processes are real ones, and as in a run they are connected beforehand.
+verified on its disk. All programs are real ones, and as in a run they are connected beforehand.
 
     python benchmarks/broadcast.py [--rows a,b,...] [--repeats 3] [--json | --markdown]
+
+"ratio" is seconds over the bound, "hub copies" what left through the hub's link in copies of the
+artifact, "CPU s" that of all programs together, "MiB" the most memory a node ever held.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import tempfile
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
-from broadcast_lab import Link, Setting, measure
+from broadcast_costs import measure_cpu, measure_latency
+from broadcast_settings import LATENCY, chosen
+from broadcast_trials import measure
 from rich.console import Console
 from rich.table import Table
 
-MB = 1e6
-FOLDER = Path("/dev/shm")  # what is measured is the network, not this machine's disk
-
-SETTINGS = [
-    Setting("a", "8 nodes, hub 20 MB/s, nodes uncapped", Link(up=20 * MB), (Link(),) * 8, 1.10),
-    Setting("b", "8 nodes, hub 20, nodes 5 up", Link(up=20 * MB), (Link(up=5 * MB),) * 8, 1.15),
-]
+Record = dict[str, Any]
+CPU_MIB = 256
+ROWS = "a,b,c,d,e,f,latency,cpu"
 
 
-def show(records: list[dict[str, object]], console: Console) -> None:
-    table = Table()
-    columns = ["row", "setting", "system", "seconds", "bound_s", "ratio", "asked"]
-    columns += ["hub_copies", "from_peers", "cpu_s", "peak_mib"]
+def run(rows: list[str], repeats: int) -> Iterator[tuple[str, Record]]:
+    """The rows, as they are measured, each with the title of its table."""
+    for setting in chosen(rows):
+        yield "broadcast", measure(setting, repeats).record()
+    if "latency" in rows:
+        for record in measure_latency(LATENCY, repeats):
+            yield "what is newest?", record
+    if "cpu" in rows:
+        for record in measure_cpu(CPU_MIB, repeats):
+            yield "CPU", record
+
+
+def show(title: str, records: list[Record], *, markdown: bool) -> None:
+    columns = list(records[0])
+    rows = [[_cell(record[column]) for column in columns] for record in records]
+    if markdown:
+        print(f"| {' | '.join(columns)} |")
+        print("|---" * len(columns) + "|")
+        for row in rows:
+            print(f"| {' | '.join(row)} |")
+        print()
+        return
+    table = Table(title=title)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("setting", "system") else "right")
-    for record in records:
-        table.add_row(*("" if record[c] is None else str(record[c]) for c in columns))
-    console.print(table)
+        table.add_column(column, justify="left" if isinstance(records[0][column], str) else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if Console().is_terminal else 180).print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", default=",".join(s.key for s in SETTINGS))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--rows", default=ROWS, help=f"which of {ROWS}; all by default")
+    parser.add_argument("--repeats", type=int, default=3, help="of each; the median counts")
+    parser.add_argument("--json", action="store_true", help="a JSON object a row, as they come")
+    parser.add_argument("--markdown", action="store_true", help="tables to paste")
     options = parser.parse_args()
-    wanted = options.rows.split(",")
-    records = []
-    for setting in (s for s in SETTINGS if s.key in wanted):
-        folder = Path(tempfile.mkdtemp(prefix="broadcast-", dir=FOLDER))
-        try:
-            records.append(measure(setting, folder, options.repeats).record())
-        finally:
-            shutil.rmtree(folder)
+    tables: dict[str, list[Record]] = {}
+    for title, record in run(options.rows.split(","), options.repeats):
+        tables.setdefault(title, []).append(record)
         if options.json:
-            print(json.dumps(records[-1]), flush=True)
+            print(json.dumps(record), flush=True)
     if not options.json:
-        show(records, Console(width=160))
+        for title, records in tables.items():
+            show(title, records, markdown=options.markdown)
 
 
 if __name__ == "__main__":

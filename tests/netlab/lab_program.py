@@ -1,11 +1,13 @@
-"""A hub or a node for `broadcast.py`, as a process: what a run uses, without learner and engine.
+"""A hub or a node in the network lab, as a process: what a run uses, without learner and engine.
 
-    broadcast_program.py hub STORE LISTEN
-    broadcast_program.py node STORE LISTEN HUB [UPLOADS]
+    lab_program.py hub STORE LISTEN
+    lab_program.py node STORE LISTEN HUB
+    lab_program.py leaf STORE LISTEN NODE
 
 The hub publishes as in a run, over the streams that nodes watch; the nodes fetch what is announced.
-Orders come in and news goes out as JSON lines. Times are `time.monotonic()`, which all processes of
-a machine share. A node with UPLOADS=0 gives no chunk to anybody. Ends when its input does.
+A leaf has one peer and no hub; it fetches what it is ordered to. Orders come in and news goes out
+as JSON lines. Times are `time.monotonic()`, which all processes of a machine share. Ends when its
+input does.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,7 @@ from echo_p2p.wire import (
     encode,
 )
 
-RUN = "benchmark"
+RUN = "lab"
 KEPT = 2  # versions, as a run's nodes keep the last good one beside the newest
 HELLO_S, FETCH_S = 20.0, 600.0
 
@@ -108,6 +111,7 @@ class Hub:
         async for order in orders():
             if order["do"] == "make":
                 await trio.to_thread.run_sync(self._make, order)
+                say(envelope=self._made[-1].envelope.hex())
             elif order["do"] == "publish":
                 self._publish()
             say(done=order["do"], sent=self._exchange.stats.bytes_sent.total(), **usage())
@@ -116,8 +120,10 @@ class Hub:
         source = self._root / "source"
         shutil.rmtree(source, ignore_errors=True)
         source.mkdir()
-        data = random.Random(order["version"]).randbytes(order["bytes"])
-        (source / "adapter.safetensors").write_bytes(data)
+        rng, left = random.Random(order["version"]), order["bytes"]
+        with (source / "adapter.safetensors").open("wb") as file:
+            while left:
+                left -= file.write(rng.randbytes(min(left, 1 << 20)))
         manifest = build_manifest(
             source,
             run_id=RUN,
@@ -154,21 +160,24 @@ async def hub(folder: str, listen: str) -> None:
 class Node:
     """Fetches what the hub announces; a newer version ends the fetch of an older one."""
 
-    def __init__(self, store: Store, peer: Peer, hub_id: str, nursery: trio.Nursery) -> None:
+    def __init__(self, store: Store, peer: Peer, hub_id: str | None, nursery: trio.Nursery) -> None:
         self._store, self._peer, self._hub, self._nursery = store, peer, hub_id, nursery
         self._exchange = Exchange(peer, store)
         self._scope = trio.CancelScope()
+        self._asking = trio.CancelScope()
         self._complete: list[Artifact] = []
 
-    async def watch(self) -> None:
-        async with self._peer.stream(self._hub, WATCH_PROTOCOL, deadline_s=HELLO_S) as stream:
+    async def watch(self, hub_id: str) -> None:
+        async with self._peer.stream(hub_id, WATCH_PROTOCOL, deadline_s=HELLO_S) as stream:
             await stream.send(encode(Watch(run_id=RUN)))
             while True:
                 frame = await stream.receive(MAX_CONTROL_BYTES, deadline_s=None)
-                artifact = Artifact.open(decode(frame, Announcement).adapter, None)
-                self._scope.cancel()
-                self._scope = trio.CancelScope()
-                self._nursery.start_soon(self._fetch, artifact, self._scope)
+                self._begin(decode(frame, Announcement).adapter)
+
+    def _begin(self, envelope: bytes) -> None:
+        self._scope.cancel()
+        self._scope = trio.CancelScope()
+        self._nursery.start_soon(self._fetch, Artifact.open(envelope, None), self._scope)
 
     async def _fetch(self, artifact: Artifact, scope: trio.CancelScope) -> None:
         stats, told = self._exchange.stats, 0
@@ -195,6 +204,19 @@ class Node:
             )
             self._keep(artifact)
 
+    async def _ask(self, scope: trio.CancelScope, each_s: float) -> None:
+        """Ask the hub what is newest, again and again; how long each answer took."""
+        assert self._hub is not None
+        took = []
+        with scope:
+            while True:
+                began = time.monotonic()
+                request = LatestRequest(run_id=RUN)
+                await ask(self._peer, self._hub, CONTROL_PROTOCOL, request, Latest, deadline_s=60)
+                took.append(time.monotonic() - began)
+                await trio.sleep(max(0.0, began + each_s - time.monotonic()))
+        say(answers_s=took)
+
     def _keep(self, artifact: Artifact) -> None:
         self._complete.append(artifact)
         for old in self._complete[:-KEPT]:
@@ -204,30 +226,51 @@ class Node:
 
     async def obey(self) -> None:
         async for order in orders():
+            if order["do"] == "fetch":
+                self._begin(bytes.fromhex(order["envelope"]))
+            elif order["do"] == "ask":
+                self._asking = trio.CancelScope()
+                self._nursery.start_soon(self._ask, self._asking, order["each_s"])
+            elif order["do"] == "stop asking":
+                self._asking.cancel()
             say(done=order["do"], sent=self._exchange.stats.bytes_sent.total(), **usage())
 
 
-async def node(folder: str, listen: str, hub_address: str) -> None:
+@asynccontextmanager
+async def open_node(folder: str, listen: str) -> AsyncIterator[tuple[Store, Peer, trio.Nursery]]:
     with Store(Path(folder) / "store", cap_bytes=None) as store:
         async with (
             open_peer(Identity.create(), [listen]) as peer,
             trio.open_nursery() as nursery,
         ):
-            hub_id = await peer.connect([hub_address], deadline_s=HELLO_S)
-            hello = Hello(
-                protocol=PROTOCOL,
-                run_id=RUN,
-                software="benchmark",
-                engine="none",
-                addresses=peer.addresses,
-            )
-            await ask(peer, hub_id, CONTROL_PROTOCOL, hello, Done, deadline_s=HELLO_S)
-            made = Node(store, peer, hub_id, nursery)
-            nursery.start_soon(made.watch)
-            await made.obey()
+            yield store, peer, nursery
             nursery.cancel_scope.cancel()
 
 
+async def node(folder: str, listen: str, hub_address: str) -> None:
+    async with open_node(folder, listen) as (store, peer, nursery):
+        hub_id = await peer.connect([hub_address], deadline_s=HELLO_S)
+        hello = Hello(
+            protocol=PROTOCOL,
+            run_id=RUN,
+            software="lab",
+            engine="none",
+            addresses=peer.addresses,
+        )
+        await ask(peer, hub_id, CONTROL_PROTOCOL, hello, Done, deadline_s=HELLO_S)
+        made = Node(store, peer, hub_id, nursery)
+        nursery.start_soon(made.watch, hub_id)
+        say(address=peer.addresses[0])
+        await made.obey()
+
+
+async def leaf(folder: str, listen: str, address: str) -> None:
+    async with open_node(folder, listen) as (store, peer, nursery):
+        await peer.connect([address], deadline_s=HELLO_S)
+        say(address=peer.addresses[0])
+        await Node(store, peer, None, nursery).obey()
+
+
 if __name__ == "__main__":
-    roles: dict[str, Callable[..., Awaitable[None]]] = {"hub": hub, "node": node}
+    roles: dict[str, Callable[..., Awaitable[None]]] = {"hub": hub, "node": node, "leaf": leaf}
     trio.run(functools.partial(roles[sys.argv[1]], *sys.argv[2:]))
