@@ -39,14 +39,22 @@ def run(*arguments: str, home: Path | None = None) -> subprocess.CompletedProces
     )
 
 
+def least_cpu_s(*command: str) -> float:
+    """CPU seconds of a command at its best of three."""
+    used = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, capture_output=True, check=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(used)
+
+
 def test_help_is_quick_and_imports_no_torch() -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    shown = run("--help")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert shown.returncode == 0
-    assert "join" in shown.stdout
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert cpu < 0.3
+    assert "join" in run("--help").stdout
+    hello = "import typer; app = typer.Typer(); app.command()(lambda: None); app(['--help'])"
+    # 0.18 s on a quiet machine, nearly all of it typer's; a busy one slows down both
+    assert least_cpu_s(*COMMAND, "--help") < 1.5 * least_cpu_s(sys.executable, "-c", hello)
     traced = subprocess.run(
         [sys.executable, "-X", "importtime", *COMMAND[1:], "join", "--help"],
         capture_output=True,
