@@ -1,9 +1,15 @@
-"""A hub or a node of the swarm as a process of its own: `swarm_program.py hub|node ARGUMENTS`.
+"""A hub or a node of the swarm, honest or not, as a process of its own.
 
-It says what happens in JSON lines and goes on serving until its standard input is closed.
+    swarm_program.py hub STORE
+    swarm_program.py node STORE KEY HUB [CAP_BYTES]
+    swarm_program.py hostile KEY HUB HOW
 
-    hub STORE SOURCE CHUNK_BYTES    publishes the folder SOURCE
-    node STORE KEY ENVELOPE HUB     joins the hub at address HUB and fetches; KEY is its key file
+HUB is an address, KEY a key file. Orders come in and news goes out as JSON lines; a process goes on
+serving until its standard input is closed.
+
+    hub      {"publish": FOLDER, "kind": ..., "version": ..., "chunk": ...}
+    node     {"fetch": ENVELOPE_FILE} or {"meet": ADDRESS}, to connect to another node
+    hostile  {"lie_about": ENVELOPE_FILE}
 """
 
 from __future__ import annotations
@@ -12,20 +18,23 @@ import functools
 import json
 import resource
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import trio
+from hostile import Hostile
 
 from echo_p2p import PROTOCOL
 from echo_p2p.artifact.manifest import Artifact, build_manifest
 from echo_p2p.artifact.store import Store
 from echo_p2p.identity import Identity
-from echo_p2p.net.host import open_peer
+from echo_p2p.net.host import Peer, open_peer
 from echo_p2p.net.rpc import answer, ask
 from echo_p2p.net.stream import Remote
 from echo_p2p.swarm.exchange import Exchange, HubSide
+from echo_p2p.swarm.fetch import Progress
 from echo_p2p.wire import CONTROL_PROTOCOL, BadChunkReport, Done, Hello
 
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
@@ -35,8 +44,9 @@ def say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
-async def until_told_to_stop() -> None:
-    await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+async def orders() -> AsyncIterator[dict[str, Any]]:
+    while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+        yield json.loads(line)
 
 
 def usage() -> dict[str, float]:
@@ -47,77 +57,118 @@ def usage() -> dict[str, float]:
     return {"cpu_s": used.ru_utime + used.ru_stime, "peak_kib": peak_kib}
 
 
-async def hub(store_folder: str, source: str, chunk_bytes: str) -> None:
+def publish(
+    store: Store, identity: Identity, folder: Path, *, kind: Any, version: int, chunk: int
+) -> Artifact:
+    manifest = build_manifest(
+        folder, run_id="run", kind=kind, version=version, chunk_bytes=chunk, created_at=0.0
+    )
+    artifact = Artifact.sign(identity, manifest)
+    store.add(artifact, folder)
+    return artifact
+
+
+async def hub(store_folder: str) -> None:
     addresses: dict[str, tuple[str, ...]] = {}
 
     async def control(remote: Remote, message: Hello | BadChunkReport) -> Done:
         if isinstance(message, Hello):
             addresses[remote.peer_id] = message.addresses
         else:
-            say(bad_chunk_from=message.peer)
+            say(bad_chunk_from=message.peer, reporter=remote.peer_id)
         return Done()
 
     identity = Identity.create()
     with Store(Path(store_folder), cap_bytes=None) as store:
-        manifest = build_manifest(
-            Path(source),
-            run_id="run",
-            kind="adapter",
-            version=0,
-            chunk_bytes=int(chunk_bytes),
-            created_at=0.0,
-        )
-        artifact = Artifact.sign(identity, manifest)
-        store.add(artifact, Path(source))
         async with open_peer(identity, LISTEN) as peer:
             answer(peer, CONTROL_PROTOCOL, Hello | BadChunkReport, control, deadline_s=5)
             exchange = Exchange(
                 peer, store, hub=HubSide(addresses_of=lambda peer_id: addresses.get(peer_id, ()))
             )
-            exchange.offer(artifact.id)
-            envelope = Path(store_folder) / "envelope"
-            envelope.write_bytes(artifact.envelope)
-            before = usage()["cpu_s"]
-            say(address=peer.addresses[0], envelope=str(envelope))
-            await until_told_to_stop()
-            used = usage()
-            used["cpu_s"] -= before
-            say(sent=exchange.stats.bytes_sent.total(), **used)
+            say(address=peer.addresses[0])
+            async for order in orders():
+                folder = Path(order.pop("publish"))
+                artifact = await trio.to_thread.run_sync(
+                    functools.partial(publish, store, identity, folder, **order)
+                )
+                exchange.offer(artifact.id)
+                envelope = Path(store_folder) / f"{artifact.id.hex()}.envelope"
+                envelope.write_bytes(artifact.envelope)
+                say(published=str(envelope), size=artifact.layout.total_bytes, **usage())
+            say(sent=exchange.stats.bytes_sent.total(), **usage())
 
 
-async def node(store_folder: str, key: str, envelope: str, hub_address: str) -> None:
-    artifact = Artifact.open(await trio.Path(envelope).read_bytes(), None)
+async def enter(peer: Peer, hub_address: str) -> str:
+    """Connect to the hub and tell it where we are; its peer id."""
+    hub_id = await peer.connect([hub_address], deadline_s=10)
+    hello = Hello(
+        protocol=PROTOCOL,
+        run_id="run",
+        software="test",
+        engine="none",
+        addresses=peer.addresses,
+    )
+    await ask(peer, hub_id, CONTROL_PROTOCOL, hello, Done, deadline_s=10)
+    return hub_id
+
+
+async def node(store_folder: str, key: str, hub_address: str, cap_bytes: str = "") -> None:
     identity = Identity.load_or_create(Path(key))
-    with Store(Path(store_folder), cap_bytes=None) as store:
-        async with open_peer(identity, LISTEN) as peer:
-            exchange = Exchange(peer, store)
-            hub_id = await peer.connect([hub_address], deadline_s=10)
-            hello = Hello(
-                protocol=PROTOCOL,
-                run_id="run",
-                software="test",
-                engine="none",
-                addresses=peer.addresses,
-            )
-            await ask(peer, hub_id, CONTROL_PROTOCOL, hello, Done, deadline_s=10)
-            say(ready=peer.peer_id, **usage())
-            await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
-            before, began = usage()["cpu_s"], trio.current_time()
-            path = await exchange.fetch(
-                artifact, hub_id, deadline_s=120, progress=lambda p: say(done=p.done_bytes)
-            )
-            used = usage()
-            used["cpu_s"] -= before
-            say(
-                complete=str(path),
-                from_hub=exchange.stats.bytes_from_hub,
-                from_peers=exchange.stats.bytes_from_peers,
-                seconds=trio.current_time() - began,
-                **used,
-            )
-            await until_told_to_stop()
+    cap = int(cap_bytes) if cap_bytes else None
+    async with AsyncExitStack() as stack:
+        store = stack.enter_context(Store(Path(store_folder), cap_bytes=cap))
+        peer = await stack.enter_async_context(open_peer(identity, LISTEN))
+        exchange = Exchange(peer, store)
+        hub_id = await enter(peer, hub_address)
+        say(ready=peer.peer_id, **usage())
+        async with trio.open_nursery() as nursery:
+            async for order in orders():
+                if "meet" in order:
+                    say(met=await peer.connect([order["meet"]], deadline_s=10))
+                    continue
+                envelope = await trio.Path(order["fetch"]).read_bytes()
+                artifact = Artifact.open(envelope, None)
+                nursery.start_soon(fetch, exchange, hub_id, artifact)
+            nursery.cancel_scope.cancel()
+
+
+async def fetch(exchange: Exchange, hub_id: str, artifact: Artifact) -> None:
+    began, before = trio.current_time(), usage()["cpu_s"]
+    came = {"from_hub": 0, "from_peers": 0}
+
+    def note(progress: Progress) -> None:
+        came.update(from_hub=progress.from_hub_bytes, from_peers=progress.from_peers_bytes)
+        say(done=progress.done_bytes)
+
+    path = await exchange.fetch(artifact, hub_id, deadline_s=600, progress=note)
+    used = usage()
+    used["cpu_s"] -= before
+    say(
+        complete=str(path),
+        **came,
+        seconds=trio.current_time() - began,
+        **used,
+    )
+
+
+async def hostile(key: str, hub_address: str, how: str) -> None:
+    identity = Identity.load_or_create(Path(key))
+    async with open_peer(identity, LISTEN) as peer:
+        liar = Hostile(peer, how, asked=lambda times: say(asked=times))
+        await enter(peer, hub_address)
+        say(ready=peer.peer_id, address=peer.addresses[0])
+        async with trio.open_nursery() as nursery:
+            async for order in orders():
+                artifact = Artifact.open(await trio.Path(order["lie_about"]).read_bytes(), None)
+                liar.lie_about(artifact)
+                say(lying=how)
+            nursery.cancel_scope.cancel()
 
 
 if __name__ == "__main__":
-    roles: dict[str, Callable[..., Awaitable[None]]] = {"hub": hub, "node": node}
+    roles: dict[str, Callable[..., Awaitable[None]]] = {
+        "hub": hub,
+        "node": node,
+        "hostile": hostile,
+    }
     trio.run(functools.partial(roles[sys.argv[1]], *sys.argv[2:]))

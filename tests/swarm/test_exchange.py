@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
+from hostile import WAYS, Hostile
 from swarm_support import CHUNK, Swarm, contents, in_trio, open_swarm
 
 from echo_p2p.artifact import bitmap
 from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.errors import DeadlineError, PeerRefusedError, StoreError
 from echo_p2p.net.host import Peer
-from echo_p2p.net.rpc import answer, ask
-from echo_p2p.net.stream import Remote
+from echo_p2p.net.rpc import ask
 from echo_p2p.swarm.exchange import Exchange
 from echo_p2p.swarm.fetch import Progress
 from echo_p2p.wire import (
@@ -25,11 +24,8 @@ from echo_p2p.wire import (
     ChunkRequest,
     HaveReply,
     HaveRequest,
-    Message,
     PeersReply,
     PeersRequest,
-    Refusal,
-    SwarmRequest,
 )
 
 
@@ -117,38 +113,7 @@ async def test_the_same_artifact_twice_at_once_is_fetched_once(tmp_path: Path) -
         assert node.exchange.stats.bytes_from_hub == artifact.layout.total_bytes
 
 
-class BadPeer:
-    """Claims to have everything, and then misbehaves."""
-
-    def __init__(self, peer: Peer, artifact: Artifact, how: str) -> None:
-        self.requests = 0
-        self._how = how
-        self._count = artifact.layout.count
-        answer(peer, SWARM_PROTOCOL, SwarmRequest, self._answer, deadline_s=60)
-
-    async def _answer(self, _: Remote, request: Any) -> Message:
-        self.requests += 1
-        if isinstance(request, HaveRequest):
-            if self._how == "chatty":
-                return HaveReply(have=b"")
-            if self._how == "nonsense":
-                return HaveReply(have=b"\xff" * 8192)
-            return HaveReply(have=bitmap.to_bytes(bitmap.full(self._count), self._count))
-        assert isinstance(request, ChunkRequest)
-        assert request.index is not None
-        if self._how == "liar":
-            return ChunkReply(index=request.index, data=bytes(CHUNK))
-        if self._how == "other chunk":
-            return ChunkReply(index=(request.index + 1) % self._count, data=bytes(CHUNK))
-        if self._how == "refuser":
-            return Refusal(code="no", sentence="I will not.")
-        await trio.sleep_forever()
-        raise AssertionError
-
-
-@pytest.mark.parametrize(
-    "how", ["liar", "other chunk", "refuser", "mute", "chatty", "nonsense", "silent"]
-)
+@pytest.mark.parametrize("how", [*WAYS, "silent"])
 @in_trio
 async def test_everyone_completes_among_bad_peers(tmp_path: Path, how: str) -> None:
     async with open_swarm(tmp_path) as swarm:
@@ -157,7 +122,7 @@ async def test_everyone_completes_among_bad_peers(tmp_path: Path, how: str) -> N
         bad = [await swarm.stranger() for _ in range(2)]
         for peer in bad:
             if how != "silent":
-                BadPeer(peer, artifact, how)
+                Hostile(peer, how).lie_about(artifact)
             for node in nodes:
                 await node.peer.connect(peer.addresses, deadline_s=10)
         await swarm.fetch(artifact, *nodes)
@@ -173,7 +138,8 @@ async def test_a_liar_is_reported_and_never_asked_again(tmp_path: Path) -> None:
         artifact, _ = swarm.publish(size=4_000_000)
         node = await swarm.join()
         peer = await swarm.stranger()
-        liar = BadPeer(peer, artifact, "liar")
+        liar = Hostile(peer, "liar")
+        liar.lie_about(artifact)
         await node.peer.connect(peer.addresses, deadline_s=10)
         await swarm.fetch(artifact, node)
         assert swarm.reports
@@ -182,6 +148,7 @@ async def test_a_liar_is_reported_and_never_asked_again(tmp_path: Path) -> None:
             assert (report.peer, report.artifact) == (peer.peer_id, artifact.id)
         asked = liar.requests
         following, _ = swarm.publish(version=1)
+        liar.lie_about(following)
         await swarm.fetch(following, node)
         assert liar.requests == asked
 
@@ -192,7 +159,7 @@ async def test_a_peer_that_says_nothing_at_once_does_not_keep_us_busy(tmp_path: 
         artifact, _ = swarm.publish()
         node = await swarm.join()
         peer = await swarm.stranger()
-        chatty = BadPeer(peer, artifact, "chatty")
+        chatty = Hostile(peer, "chatty")
         await node.peer.connect(peer.addresses, deadline_s=10)
         await node.peer.disconnect(swarm.hub.peer.peer_id)
         with pytest.raises(DeadlineError, match="7 of 7 chunks are lacking"):

@@ -1,144 +1,99 @@
-"""The exchange between processes that are killed, stopped and started again."""
+"""The exchange between processes that are killed, stopped and started again, and late ones."""
 
 from __future__ import annotations
 
-import json
-import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
+from swarm_lab import MIB, Lab, Program, Published, contents, go
 
-PROGRAM = Path(__file__).with_name("swarm_program.py")
-MIB = 1 << 20
-CHUNK = 256 * 1024
-SIZE = 16 * MIB
+SIZE = 8 * MIB
 
 
-class Program:
-    """One process of the swarm and the JSON lines that it says."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def next(self, word: str) -> dict[str, Any]:
-        """The next line that has this word; earlier ones are skipped."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            said: dict[str, Any] = json.loads(line)
-            if word in said:
-                return said
-        raise AssertionError(f"it ended with {self.process.wait()} without saying {word!r}")
-
-    def go(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-class Lab:
-    """A hub with something to publish, and nodes with stores that outlive them."""
-
-    def __init__(self, root: Path, stack: ExitStack) -> None:
-        self._root = root
-        self._stack = stack
-        self.source = root / "source"
-        self.source.mkdir()
-        (self.source / "weights").write_bytes(random.Random(0).randbytes(SIZE))
-        self.hub = self._start("hub", root / "hub", self.source, CHUNK)
-        self._offer = self.hub.next("address")
-
-    def _start(self, *arguments: object) -> Program:
-        program = Program(*arguments)
-        self._stack.callback(program.close)
-        return program
-
-    def node(self, name: str) -> Program:
-        """A node that is connected and waits for `go`."""
-        return self._start(
-            *("node", self._root / name, self._root / f"{name}.pem"),
-            *(self._offer["envelope"], self._offer["address"]),
-        )
-
-    def check(self, node: Program) -> dict[str, Any]:
-        """Wait until it has everything, and look at what it has."""
-        said = node.next("complete")
-        assert (Path(said["complete"]) / "weights").read_bytes() == (
-            self.source / "weights"
-        ).read_bytes()
-        return said
+@pytest.fixture(scope="module")
+def with_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    lab = Lab(tmp_path_factory.mktemp("lab"))
+    try:
+        yield lab
+    finally:
+        lab.close()
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    with ExitStack() as stack:
-        yield Lab(tmp_path, stack)
+def lab(with_hub: Lab) -> Lab:
+    with_hub.clear()
+    return with_hub
 
 
-def _go(*nodes: Program) -> None:
-    for node in nodes:
-        node.next("ready")
-    for node in nodes:
-        node.go()
-
-
-def test_a_killed_node_resumes_and_the_others_do_not_notice(lab: Lab) -> None:
-    others = [lab.node("b"), lab.node("c")]
-    killed = lab.node("a")
-    _go(killed, *others)
+def fetch_some(node: Program, share: float, published: Published) -> int:
+    """Let it fetch that share of the whole; how many bytes it had then."""
     had = 0
-    while had < SIZE // 3:
-        had = killed.next("done")["done"]
-    killed.signal(signal.SIGKILL)
-    killed.process.wait()
-    for node in others:
-        lab.check(node)
-    again = lab.node("a")
-    _go(again)
-    said = lab.check(again)
-    assert said["from_hub"] + said["from_peers"] <= SIZE - had
+    while had < share * published.size:
+        had = node.next("done")["done"]
+    return had
+
+
+def test_a_node_killed_twice_fetches_what_it_lacks_and_the_others_do_not_notice(lab: Lab) -> None:
+    base = lab.base()
+    others = [lab.node("b"), lab.node("c")]
+    node = lab.node("a")
+    go(base, node, *others)
+    had = fetch_some(node, 0.3, base)
+    node.kill()
+    for other in others:
+        base.check(other)
+    node = lab.node("a")
+    go(base, node)
+    had = max(had, fetch_some(node, 0.7, base))
+    node.kill()
+    node = lab.node("a")
+    go(base, node)
+    said = base.check(node)
+    assert said["from_hub"] + said["from_peers"] <= base.size - had
 
 
 def test_a_stopped_node_holds_nobody_up(lab: Lab) -> None:
+    published = lab.adapter(SIZE)
     others = [lab.node("b"), lab.node("c")]
     stopped = lab.node("a")
-    _go(stopped, *others)
+    go(published, stopped, *others)
     stopped.next("done")
     stopped.signal(signal.SIGSTOP)
     for node in others:
-        lab.check(node)
+        published.check(node)
     stopped.signal(signal.SIGCONT)
-    lab.check(stopped)
+    published.check(stopped)
 
 
-def test_the_hub_sends_each_chunk_about_once(lab: Lab) -> None:
-    nodes = [lab.node(name) for name in "abc"]
-    _go(*nodes)
-    said = [lab.check(node) for node in nodes]
-    from_hub = sum(one["from_hub"] for one in said)
-    assert SIZE <= from_hub <= 1.5 * SIZE
-    assert from_hub + sum(one["from_peers"] for one in said) <= 3.2 * SIZE
+def test_a_late_joiner_has_base_and_newest_version_mostly_from_nodes(lab: Lab) -> None:
+    """It comes in the middle of a run, while the newest version is still on its way to the rest."""
+    base = lab.base()
+    early = [lab.node(name) for name in "ab"]
+    go(base, *early)
+    came = [base.check(node) for node in early]
+    from_hub = sum(one["from_hub"] for one in came)
+    assert base.size <= from_hub <= 1.5 * base.size  # each chunk about once
+    late = lab.node("late")
+    late.next("ready")
+    newest = lab.adapter(SIZE)
+    for node in (*early, late):
+        node.order(fetch=newest.envelope)
+    late.order(fetch=base.envelope)
+    got = [late.next("complete") for _ in range(2)]
+    assert sum(one["from_hub"] for one in got) < 0.5 * (base.size + newest.size)
+    for one in got:
+        folder = Path(one["complete"])
+        published = base if (folder / "config.json").exists() else newest
+        assert contents(folder) == contents(published.source)
+    for node in early:
+        newest.check(node)
 
 
 def test_memory_does_not_grow_with_the_artifact(lab: Lab) -> None:
+    published = lab.adapter(64 * MIB)
     node = lab.node("a")
     before = node.next("ready")["peak_kib"]
-    node.go()
-    assert lab.check(node)["peak_kib"] - before < SIZE / 1024
+    node.order(fetch=published.envelope)
+    assert published.check(node)["peak_kib"] - before < 32 * 1024
