@@ -364,6 +364,8 @@ WatchEvent = Announcement | Heartbeat | Refusal
 CONTROL_PROTOCOL = "/echo-p2p/control/1"
 WATCH_PROTOCOL = "/echo-p2p/watch/1"
 SWARM_PROTOCOL = "/echo-p2p/swarm/1"
+BULK_PROTOCOLS = frozenset({SWARM_PROTOCOL})
+"""Protocols whose answers are chunks: they wait behind everything else, and for the rate limits."""
 
 MAX_CONTROL_BYTES = 8 * MIB + 4 * KIB
 MAX_SWARM_BYTES = MAX_CHUNK_BYTES + 4 * KIB

@@ -17,6 +17,12 @@ from libp2p.io.trio import TrioTCPStream
 from echo_p2p.net import tuning
 
 MAX_PLAIN_BYTES = 65535 - 16
+_PACKET_BYTES = 2 + 16
+
+
+def sealed_bytes(plain: int) -> int:
+    """What so many bytes sent at once are on the TCP connection: Noise's lengths and tags added."""
+    return plain + -(-plain // MAX_PLAIN_BYTES) * _PACKET_BYTES
 
 
 class ChannelError(Exception):

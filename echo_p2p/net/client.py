@@ -21,6 +21,7 @@ from echo_p2p.errors import DeadlineError, NetError, UnreachableError
 from echo_p2p.net import tuning
 from echo_p2p.net.libp2p_host import Host, cause_of
 from echo_p2p.net.stream import LOST, Stream
+from echo_p2p.wire import BULK_PROTOCOLS
 
 
 class _Line:
@@ -110,6 +111,8 @@ class Client:
             await self._host.multiselect_client.select_one_of(
                 [TProtocol(protocol)], MultiselectCommunicator(net_stream)
             )
+            if protocol in BULK_PROTOCOLS:
+                net_stream.muxed_stream.ask_bulk()
             opened = True
         except (*LOST, ValueError) as error:
             raise NetError(

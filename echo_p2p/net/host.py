@@ -22,8 +22,10 @@ from echo_p2p.net import addresses, tuning
 from echo_p2p.net.client import Client
 from echo_p2p.net.dialer import Dialer
 from echo_p2p.net.libp2p_host import Host, build_host
+from echo_p2p.net.pacer import Traffic
 from echo_p2p.net.server import Handler, Service, StreamHandler, stream_acceptor
 from echo_p2p.net.stream import Remote, Stream
+from echo_p2p.rates import Limits
 
 __all__ = ["Handler", "Peer", "Remote", "Stream", "StreamHandler", "open_peer"]
 
@@ -31,8 +33,9 @@ __all__ = ["Handler", "Peer", "Remote", "Stream", "StreamHandler", "open_peer"]
 class Peer:
     """This program on the network. Made by `open_peer`."""
 
-    def __init__(self, identity: Identity, host: Host) -> None:
+    def __init__(self, identity: Identity, host: Host, limits: Limits) -> None:
         self.identity = identity
+        self.limits = limits
         self.addresses: tuple[str, ...] = addresses.dialable(
             host.get_transport_addrs(), identity.peer_id
         )
@@ -121,25 +124,31 @@ def _check_listening(host: Host, wanted: Sequence[Multiaddr]) -> None:
 
 @asynccontextmanager
 async def open_peer(
-    identity: Identity, listen: Sequence[str], *, max_connections: int = tuning.MAX_CONNECTIONS
+    identity: Identity,
+    listen: Sequence[str],
+    *,
+    max_connections: int = tuning.MAX_CONNECTIONS,
+    limits: Limits | None = None,
 ) -> AsyncIterator[Peer]:
     """Be on the network for the length of a block.
 
     Args:
         listen: multiaddrs to listen on, as /ip4/0.0.0.0/tcp/4001; none to only dial out.
         max_connections: most connections at a time; others are turned away.
+        limits: of all connections together. Chunks wait, everything else goes at once and counts.
     """
     tuning.apply()
     for address in listen:
         addresses.check_free(address)
     wanted = [addresses.parse(address).endpoint for address in listen]
-    host = build_host(identity, max_connections)
+    limits = limits or Limits()
+    host = build_host(identity, max_connections, Traffic(limits))
     failure: Exception | None = None
     try:
         async with host.run(listen_addrs=wanted):
             try:
                 _check_listening(host, wanted)
-                yield Peer(identity, host)
+                yield Peer(identity, host, limits)
             except Exception as error:  # noqa: BLE001 - raised below, not wrapped in a group
                 failure = error
             finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import trio
@@ -36,6 +37,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from echo_p2p.identity import Identity
 from echo_p2p.net import tuning
 from echo_p2p.net.mux import Connection
+from echo_p2p.net.pacer import Traffic
 from echo_p2p.net.stream import LOST
 
 _log = logging.getLogger(__name__)
@@ -156,8 +158,8 @@ def cause_of(error: BaseException) -> str:
     return str(error).rstrip(".") or type(error).__name__
 
 
-def build_host(identity: Identity, max_connections: int) -> Host:
-    """A host with this identity, not running yet."""
+def build_host(identity: Identity, max_connections: int, traffic: Traffic) -> Host:
+    """A host with this identity, not running yet; its connections share `traffic`."""
     key_pair = create_new_key_pair(identity.seed)
     noise = NoiseTransport(key_pair, noise_privkey=create_noise_key_pair().private_key)
     peer_id = ID.from_pubkey(key_pair.public_key)
@@ -166,7 +168,7 @@ def build_host(identity: Identity, max_connections: int) -> Host:
     network = Network(
         peer_id,
         peerstore,
-        Upgrader({NOISE: noise}, {TProtocol(YAMUX): Connection}),
+        Upgrader({NOISE: noise}, {TProtocol(YAMUX): partial(Connection, traffic=traffic)}),
         transports=[TCP()],
         retry_config=RetryConfig(max_retries=0),
         connection_config=ConnectionConfig(

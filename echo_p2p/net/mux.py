@@ -5,6 +5,8 @@ cancelled, gives up on a slow reader after five seconds, and never notices that 
 one speaks the same protocol and promises:
 
 - one task writes, so cancelling anybody never leaves half a packet on the wire;
+- chunks wait behind everything else (see `outbox`), and for their turn where there is a limit on
+  what the program sends (see `pacer`);
 - a sender waits for the remote's window and for queue space as long as its caller lets it;
 - what a remote can make us hold is bounded: streams, unread bytes, unsent answers; one that sends
   beyond a window, or what is not Yamux, loses its connection;
@@ -18,7 +20,6 @@ A stream leaves `streams` when it is reset, or when both sides have closed it.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -28,17 +29,20 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from trio.lowlevel import ParkingLot
 
 from echo_p2p.net import tuning
-from echo_p2p.net.channel import ChannelError, channel_of
+from echo_p2p.net.bucket import MAX_QUANTUM
+from echo_p2p.net.channel import ChannelError, channel_of, sealed_bytes
 from echo_p2p.net.muxed_stream import MuxedStream
+from echo_p2p.net.outbox import Outbox, Part
+from echo_p2p.net.pacer import Traffic
 from echo_p2p.net.yamux import (
     ACK,
+    DATA,
     FIN,
     GO_AWAY,
     PING,
     RST,
     SYN,
     WINDOW,
-    WINDOW_BYTES,
     Decoder,
     Frame,
     Piece,
@@ -50,10 +54,11 @@ _log = logging.getLogger(__name__)
 
 
 class Connection(IMuxedConn):  # type: ignore[misc]
-    """All streams with one peer."""
+    """All streams with one peer. `traffic` is shared by all connections of a program."""
 
-    def __init__(self, session: Any, peer_id: Any) -> None:
+    def __init__(self, session: Any, peer_id: Any, *, traffic: Traffic) -> None:
         self.secured_conn = session
+        self.traffic = traffic
         self.peer_id = peer_id
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
@@ -66,9 +71,10 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         self._scope = trio.CancelScope()
         self._closing = False
         self._growth = 0
-        self._queue: deque[bytes | memoryview] = deque()
-        self._queued = 0
+        self._outbox = Outbox()
+        self._allowed = 0  # bytes of bulk whose turn has come
         self._filled = ParkingLot()
+        self._turn_used = ParkingLot()
         self._flushed = trio.Event()
         self._offer, self._offered = trio.open_memory_channel[MuxedStream](tuning.MAX_STREAMS)
         self._pings = 0
@@ -108,7 +114,10 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    for loop in (self._read, self._write, self._keep_alive):
+                    loops = [self._read, self._write, self._keep_alive]
+                    if self.traffic.up.limited:
+                        loops.append(self._take_turns)
+                    for loop in loops:
                         nursery.start_soon(self._run, loop)
                     self.event_started.set()
         finally:
@@ -128,7 +137,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         if not self._closing:
             self._closing = True
             self._cut_streams()
-            self._push(encode(GO_AWAY, 0, 0, 0))
+            self._put(encode(GO_AWAY, 0, 0, 0))
             if self.event_started.is_set():
                 with trio.CancelScope(deadline=trio.current_time() + tuning.FLUSH_S, shield=True):
                     await self._flushed.wait()
@@ -138,7 +147,6 @@ class Connection(IMuxedConn):  # type: ignore[misc]
     async def _shut(self) -> None:
         self._closing = True
         self._cut_streams()
-        self._queue.clear()
         self.space.unpark_all()
         self._offer.close()
         self._flushed.set()
@@ -150,7 +158,8 @@ class Connection(IMuxedConn):  # type: ignore[misc]
     def _cut_streams(self) -> None:
         for stream in list(self.streams.values()):
             stream.cut()
-        self.streams.clear()
+            self.forget(stream)
+        self._outbox.drop_bulk()
 
     async def open_stream(self) -> MuxedStream:
         if self._closing:
@@ -180,31 +189,47 @@ class Connection(IMuxedConn):  # type: ignore[misc]
     def forget(self, stream: MuxedStream) -> None:
         """A stream is over."""
         if self.streams.pop(stream.stream_id, None) is not None:
-            self._growth -= stream.target - WINDOW_BYTES
+            self._growth -= stream.grown
+            stream.give_back()
+            if stream.broken:
+                self._outbox.drop(stream.stream_id)
+                self.space.unpark_all()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether who has a body to send should wait for `space`."""
-        return self._queued >= tuning.QUEUE_BYTES
+    def is_full(self, stream: MuxedStream, *, bulk: bool) -> bool:
+        """Whether what a stream has to send should wait for `space`."""
+        waiting = self._outbox.waiting(stream.stream_id) if bulk else self._outbox.urgent
+        return waiting >= tuning.QUEUE_BYTES
 
-    def send(self, kind: int, flags: int, stream_id: int, body: memoryview) -> None:
-        """Queue a frame with a body."""
-        self._push(encode(kind, flags, stream_id, len(body)))
-        self._push(body)
+    def send(self, stream_id: int, body: memoryview, *, bulk: bool) -> None:
+        """Queue data of a stream."""
+        if bulk:
+            self._outbox.put_bulk(stream_id, body)
+            self._filled.unpark_all()
+        else:
+            self._put(encode(DATA, 0, stream_id, len(body)), body)
+
+    def follows_bulk(self, stream: MuxedStream) -> bool:
+        """Whether bulk of the stream waits here, which nothing of the stream may overtake."""
+        return self._outbox.waiting(stream.stream_id) > 0
+
+    def end(self, stream: MuxedStream) -> None:
+        """Say, after all that it has sent, that a stream sends no more."""
+        if not self._closing:
+            self._outbox.end(stream.stream_id)
+            self._filled.unpark_all()
 
     def control(self, kind: int, flags: int, stream_id: int, value: int) -> None:
         """Queue a frame without a body; it never waits."""
         if self._closing:
             return
-        self._push(encode(kind, flags, stream_id, value))
-        if self._queued > tuning.MAX_QUEUE_BYTES:
+        self._put(encode(kind, flags, stream_id, value))
+        if self._outbox.urgent > tuning.MAX_QUEUE_BYTES:
             _log.debug("%s makes us answer and does not read the answers", self.peer_id)
             self._scope.cancel()
 
-    def _push(self, part: bytes | memoryview) -> None:
-        self._queue.append(part)
-        self._queued += len(part)
-        self._filled.unpark()
+    def _put(self, *parts: Part) -> None:
+        self._outbox.put(*parts)
+        self._filled.unpark_all()
 
     def _count(self, *, ours: bool) -> int:
         return sum((stream_id % 2 == self._next_id % 2) == ours for stream_id in self.streams)
@@ -213,17 +238,50 @@ class Connection(IMuxedConn):  # type: ignore[misc]
 
     async def _write(self) -> None:
         while True:
-            while not self._queue:
+            parts = self._outbox.take_urgent(tuning.QUEUE_BYTES)
+            if parts:
+                data = b"".join(parts)
+                self.traffic.up.count(sealed_bytes(len(data)))
+            else:
+                data = b"".join(self._take_bulk())
+            if data:
+                self.space.unpark_all()
+                await self._channel.send(data)
+            else:
                 if self._closing:
                     self._flushed.set()
                 await self._filled.park()
-            parts, size = [], 0
-            while self._queue and size < tuning.QUEUE_BYTES:
-                parts.append(self._queue.popleft())
-                size += len(parts[-1])
-            self._queued -= size
-            self.space.unpark_all()
-            await self._channel.send(b"".join(parts))
+
+    def _take_bulk(self) -> list[Part]:
+        if self.traffic.up.limited:
+            if not self._allowed:
+                return []
+            parts = []
+            if self._outbox.next_size(self._allowed):
+                parts = self._outbox.take_frame(self._allowed)
+            sent = sealed_bytes(sum(map(len, parts)))  # less than had its turn, or nothing
+            self.traffic.up.count(sent - self._allowed)
+            self._allowed = 0
+            self._turn_used.unpark_all()
+            return parts
+        parts, size = [], 0
+        while size < tuning.BATCH_BYTES and self._outbox.next_size(MAX_QUANTUM):
+            frame = self._outbox.take_frame(MAX_QUANTUM)
+            parts += frame
+            size += len(frame[1])
+        return parts
+
+    async def _take_turns(self) -> None:
+        """Wait for this connection's turns with its bulk, one frame a turn."""
+        up = self.traffic.up
+        while True:
+            while self._allowed:
+                await self._turn_used.park()
+            while not (size := self._outbox.next_size(up.quantum)):
+                await self._filled.park()
+            await up.turn(size)
+            self._allowed = size
+            self._filled.unpark_all()
 
     async def _keep_alive(self) -> None:
         """Counts pings rather than seconds: a pause of our own is not the remote's silence."""
@@ -240,9 +298,12 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         raise ChannelError(f"silent for {tuning.MISSED_PINGS * tuning.PING_S:.0f} s")
 
     async def _read(self) -> None:
+        down = self.traffic.down
         while packets := await self._channel.receive():
             self._unanswered = 0
             for packet in packets:
+                if down.limited:
+                    down.count(sealed_bytes(len(packet)))
                 for item in self._decoder.feed(packet):
                     if isinstance(item, Piece):
                         self._on_piece(item)
@@ -253,6 +314,8 @@ class Connection(IMuxedConn):  # type: ignore[misc]
     def _on_piece(self, piece: Piece) -> None:
         stream = self.streams.get(piece.stream_id)
         if stream is not None:
+            if stream.paced:
+                self.traffic.down.count(-len(piece.data))  # it was counted when it was asked for
             stream.deliver(piece.data)
             if piece.last:
                 self._on_end(stream, piece.flags)

@@ -1,5 +1,10 @@
 """One stream of a muxed connection: its two windows, and what has come and was not read yet.
 
+Where a program limits what it receives, the streams on which it asks for chunks are `paced`: the
+remote gets credit only in turns (see `pacer`), as far ahead as a round trip needs, and no more than
+the reader waits for. So that this holds from the first byte, who serves such a protocol keeps to
+`FIRST_BULK_BYTES` until it gets more, instead of Yamux's 256 KiB (docs/protocol.md, "Transport").
+
 Invariants: `credit`, what the remote may still send, is never negative; what waits to be read is at
 most `target` bytes; a stream that is `broken` holds nothing and lets nobody wait.
 """
@@ -16,8 +21,9 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamReset
 from trio.lowlevel import ParkingLot
 
 from echo_p2p.net import tuning
+from echo_p2p.net.bucket import QUANTUM_S
 from echo_p2p.net.channel import MAX_PLAIN_BYTES
-from echo_p2p.net.yamux import DATA, FIN, HEADER, RST, WINDOW, WINDOW_BYTES, ProtocolError
+from echo_p2p.net.yamux import HEADER, RST, WINDOW, WINDOW_BYTES, ProtocolError
 
 if TYPE_CHECKING:
     from echo_p2p.net.mux import Connection
@@ -35,6 +41,9 @@ class MuxedStream(IMuxedStream):  # type: ignore[misc]
         self.muxed_conn = connection
         self.credit = WINDOW_BYTES
         self.target = WINDOW_BYTES
+        self.grown = 0  # of it, beyond Yamux's own
+        self.bulk = False  # what we send on it may be chunks
+        self.paced = False
         self.closed_at: float | None = None  # when we closed our side
         self.ended = False  # the remote closed its side
         self.broken = False
@@ -46,10 +55,55 @@ class MuxedStream(IMuxedStream):  # type: ignore[misc]
         self._arrival = ParkingLot()
         self._window_opened = ParkingLot()
 
+    # --- streams with chunks --------------------------------------------------------------------
+
+    def serve_bulk(self) -> None:
+        """We answer with chunks on this stream, which the other side has just opened."""
+        self.bulk = True
+        self._window -= WINDOW_BYTES - tuning.FIRST_BULK_BYTES
+
+    def ask_bulk(self) -> None:
+        """We ask for chunks on this stream, which we have just opened."""
+        down, more = self.muxed_conn.traffic.down, WINDOW_BYTES - tuning.FIRST_BULK_BYTES
+        self.credit -= more
+        if down.limited:
+            self.paced = True
+            down.count(self.credit)
+        else:
+            self._grant(more)
+
+    def give_back(self) -> None:
+        """The stream is over: what was counted as received and never came does not count."""
+        if self.paced:
+            self.muxed_conn.traffic.down.count(-self.credit)
+            self.paced = False
+
+    async def _allow(self, need: int) -> None:
+        """Let the remote send on, in turns, if the reader waits for `need` bytes more."""
+        connection = self.muxed_conn
+        down = connection.traffic.down
+        ahead = max(down.quantum, int((down.rate or 0) * (connection.rtt_s + QUANTUM_S)))
+        while not self.broken and not self.ended:
+            lacks = max(need, down.quantum) - sum(map(len, self._chunks)) - self.credit
+            size = min(down.quantum, lacks, ahead - self.credit)
+            if size <= 0:
+                return
+            await down.turn(size)
+            if self.paced:
+                self._grant(size)
+            else:
+                down.count(-size)
+
+    def _grant(self, size: int) -> None:
+        self.credit += size
+        self.muxed_conn.control(WINDOW, 0, self.stream_id, size)
+
     # --- reading --------------------------------------------------------------------------------
 
-    async def receive(self) -> bytes:
-        """Some bytes, at least one."""
+    async def receive(self, need: int = 1) -> bytes:
+        """Some bytes, at least one, of `need` that the reader waits for."""
+        if self.paced:
+            await self._allow(need)
         while not self._chunks:
             if self.broken:
                 raise MuxedStreamReset("the stream was reset")
@@ -71,34 +125,37 @@ class MuxedStream(IMuxedStream):  # type: ignore[misc]
 
     def _give_credit(self, size: int) -> None:
         """Let the remote send on; further ahead, if the window is what holds it back."""
+        if self.paced:
+            return
         self._freed += size
         if self._freed < self.target // 2 or self.ended or self.broken:
             return
         connection, now = self.muxed_conn, trio.current_time()
         if now - self._updated_at < 4 * connection.rtt_s and connection.may_grow(self.target):
             self._freed += self.target
+            self.grown += self.target
             self.target *= 2
         self._updated_at = now
-        self.credit += self._freed
-        connection.control(WINDOW, 0, self.stream_id, self._freed)
+        self._grant(self._freed)
         self._freed = 0
 
     # --- writing --------------------------------------------------------------------------------
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview, *, bulk: bool = False) -> None:
         """Queue all of `data`; waits for the remote's window and for space in our queue."""
         view, connection = memoryview(data), self.muxed_conn
+        bulk = bulk or connection.follows_bulk(self)
         while view:
             if self.broken or self.closed_at is not None:
                 raise MuxedStreamReset("the stream was reset or closed")
-            if not self._window:
+            if self._window <= 0:
                 await self._window_opened.park()
-            elif connection.is_full:
+            elif connection.is_full(self, bulk=bulk):
                 await connection.space.park()
             else:
                 size = min(len(view), self._window, MAX_BODY_BYTES)
                 self._window -= size
-                connection.send(DATA, 0, self.stream_id, view[:size])
+                connection.send(self.stream_id, view[:size], bulk=bulk)
                 view = view[size:]
 
     # --- ending ---------------------------------------------------------------------------------
@@ -108,7 +165,7 @@ class MuxedStream(IMuxedStream):  # type: ignore[misc]
         if self.broken or self.closed_at is not None:
             return
         self.closed_at = trio.current_time()
-        self.muxed_conn.control(WINDOW, FIN, self.stream_id, 0)
+        self.muxed_conn.end(self)
         if self.ended:
             self.muxed_conn.forget(self)
 

@@ -20,7 +20,7 @@ from echo_p2p.errors import EchoError, IdentityError, NetError, PeerRefusedError
 from echo_p2p.identity import public_key_of
 from echo_p2p.net import tuning
 from echo_p2p.net.stream import Remote, Stream
-from echo_p2p.wire import Refusal, encode
+from echo_p2p.wire import BULK_PROTOCOLS, Refusal, encode
 
 Handler = Callable[[Remote, bytes], Awaitable[bytes]]
 StreamHandler = Callable[[Remote, Stream], Awaitable[None]]
@@ -34,6 +34,8 @@ def stream_acceptor(protocol: str, handler: StreamHandler) -> Callable[[Any], Aw
     async def accept(net_stream: Any) -> None:
         peer_id = str(net_stream.muxed_conn.peer_id)
         stream = Stream(net_stream, peer_id, protocol)
+        if protocol in BULK_PROTOCOLS:
+            net_stream.muxed_stream.serve_bulk()
         done = False
         try:
             remote = Remote(peer_id, public_key_of(peer_id), net_stream.muxed_conn.remote_ip)

@@ -65,11 +65,12 @@ class Stream:
         self._broken = True  # until the whole frame is out
         try:
             header = HEADER.pack(len(body))
+            bulk = self._muxed.bulk and len(body) > tuning.URGENT_BYTES
             if len(body) > tuning.JOIN_BYTES:
-                await self._muxed.write(header)
-                await self._muxed.write(body)
+                await self._muxed.write(header, bulk=bulk)
+                await self._muxed.write(body, bulk=bulk)
             else:
-                await self._muxed.write(header + body)
+                await self._muxed.write(header + body, bulk=bulk)
         except LOST as error:
             raise self._lost(str(error)) from error
         self._broken = False
@@ -120,7 +121,7 @@ class Stream:
     async def _hold(self, size: int) -> None:
         while self._held < size:
             try:
-                chunk = await self._muxed.receive()
+                chunk = await self._muxed.receive(size - self._held)
             except LOST as error:
                 raise self._lost(str(error)) from error
             self._chunks.append(chunk)

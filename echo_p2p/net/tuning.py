@@ -22,6 +22,9 @@ KIB, MIB = 1024, 1024 * 1024
 # How much, in bytes.
 READ_BYTES = 256 * KIB  # asked of the socket at once: several Noise packets a system call
 QUEUE_BYTES = 256 * KIB  # waiting to be encrypted; writers wait beyond it
+BATCH_BYTES = 128 * KIB  # of chunks, given to the socket at once: what is urgent waits behind them
+URGENT_BYTES = KIB  # a smaller answer is no chunk and goes first, whatever the protocol
+FIRST_BULK_BYTES = 16 * KIB  # of chunks, before there is credit for more
 MAX_QUEUE_BYTES = 4 * MIB  # answers that a remote provokes and does not read; it is cut off
 MAX_WINDOW_BYTES = 8 * MIB  # of one stream: 80 MB/s at 100 ms
 GROWTH_BYTES = 32 * MIB  # what all windows of a connection may grow by, together

@@ -194,6 +194,8 @@ class Exchange:
     # --- answers --------------------------------------------------------------------------------
 
     async def _answer(self, remote: Remote, request: Message) -> Message:
+        if not self._peer.limits.gives:
+            raise PeerRefusedError("this node gives no chunks.", code="gives_nothing")
         if isinstance(request, HaveRequest):
             return await self._answer_have(remote.peer_id, request)
         if isinstance(request, ChunkRequest):

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from echo_p2p.errors import EchoError
 from echo_p2p.net.addresses import parse, parse_listen, peer_of
+from echo_p2p.rates import Limits, parse_rate
 from echo_p2p.toml import Strict, load_toml, wrong
 from echo_p2p.wire import MAX_CHUNK_BYTES, MAX_GROUP, MAX_TOKENS
 
@@ -145,6 +146,9 @@ class NetworkSection(Strict):
     """Multiaddrs to listen on."""
     announce: tuple[str, ...] = ()
     """Multiaddrs given to nodes instead of the listened ones, without /p2p."""
+    max_upload: str = "unlimited"
+    """Most that the hub sends a second, like "100mbit" or "12.5MB", all connections together. A
+    little under what the uplink really does, nodes are answered soonest while a version is sent."""
     keys_per_address: Positive = 32
     """Nodes that one network address (of IPv6: one /64) may bring within an hour; loopback is not
     counted."""
@@ -154,6 +158,22 @@ class NetworkSection(Strict):
     """Multiaddrs of the directory process."""
     directory_peers: tuple[str, ...] = ()
     """Other directory peers to join, with /p2p."""
+
+    @field_validator("max_upload")
+    @classmethod
+    def _is_a_rate(cls, value: str) -> str:
+        try:
+            rate = parse_rate(value)
+        except EchoError as error:
+            raise ValueError(str(error).rstrip(".")) from error
+        if rate == 0:
+            raise ValueError("nobody could get a version from a hub that sends none")
+        return value
+
+    @property
+    def limits(self) -> Limits:
+        """What the hub may send and receive."""
+        return Limits(upload=parse_rate(self.max_upload))
 
     @field_validator("listen", "announce", "directory_listen", "directory_peers")
     @classmethod

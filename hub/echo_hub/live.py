@@ -98,6 +98,7 @@ async def _json_lines(hub: Hub) -> None:
         peer_id=hub.peer.peer_id,
         addresses=hub.peer.addresses,
         version=hub.loop.version,
+        max_upload=hub.config.network.max_upload,
     )
     seen, evaluated, doing = 0, set(hub.loop.evaluations), ""
     while True:

@@ -105,7 +105,9 @@ async def open_hub(
         await _try_task(config, scorers)
         store = Store(folder.store, cap_bytes=None)
         stack.callback(store.close)
-        peer = await stack.enter_async_context(open_peer(identity, config.network.listen))
+        peer = await stack.enter_async_context(
+            open_peer(identity, config.network.listen, limits=config.network.limits)
+        )
         hub_side = HubSide()
         exchange = Exchange(
             peer, store, hub=hub_side, damaged=lambda damaged: publisher.note_damage(damaged)

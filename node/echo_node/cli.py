@@ -87,6 +87,16 @@ def join(
     max_sequences: Annotated[
         int, typer.Option(min=1, help="Most answers generated at a time; fewer need less memory.")
     ] = 64,
+    max_upload: Annotated[
+        str,
+        typer.Option(
+            metavar="RATE",
+            help="Most to send, like 20mbit or 2.5MB a second; 0 gives no chunks to other nodes.",
+        ),
+    ] = "unlimited",
+    max_download: Annotated[
+        str, typer.Option(metavar="RATE", help="Most to receive, like 50mbit.")
+    ] = "unlimited",
     json_lines: Annotated[
         bool, typer.Option("--json", help="Print events as JSON, one object a line.")
     ] = False,
@@ -105,6 +115,7 @@ def join(
     with _errors_as_exit_codes():
         from echo_node.node import JoinOptions
         from echo_node.paths import node_folder
+        from echo_p2p.rates import parse_limits
 
         options = JoinOptions(
             folder=node_folder(data_dir),
@@ -113,6 +124,7 @@ def join(
             listen=tuple(listen or [LISTEN]),
             threads=threads,
             max_sequences=max_sequences,
+            limits=parse_limits(upload=max_upload, download=max_download),
             until_eof=until_eof,
         )
         raise typer.Exit(_run(options, json_lines))

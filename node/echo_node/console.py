@@ -30,6 +30,7 @@ from echo_node.events import (
     Verdict,
     Version,
 )
+from echo_p2p.rates import UNLIMITED
 
 Report = Callable[[Event], None]
 
@@ -152,7 +153,7 @@ def describe(event: Event) -> str:
         case Step():
             return f"{event.step} ..."
         case Joined():
-            return f"Joined run {event.run} ({event.task}) as {event.node}."
+            return f"Joined run {event.run} ({event.task}) as {event.node}.{_limits(event)}"
         case Engine():
             return f"Engine: {event.name} on {event.device}, {event.dtype}."
         case Fetched():
@@ -174,8 +175,15 @@ def describe(event: Event) -> str:
             return event.message
         case Summary():
             thanks = "The run is complete. Thank you! " if event.reason == "complete" else ""
-            return f"{thanks}{event.wall_s:.0f} s: {_counts(event)}"
+            return f"{thanks}{event.wall_s:.0f} s: {_counts(event)}{_limits(event)}"
     raise AssertionError(event)
+
+
+def _limits(event: Joined | Summary) -> str:
+    """The limits in force, if there are any."""
+    if event.max_upload == event.max_download == UNLIMITED:
+        return ""
+    return f" Limits: upload {event.max_upload}, download {event.max_download}."
 
 
 def _download(event: Fetched) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from echo_p2p.rates import UNLIMITED
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
     """Base of all events."""
@@ -20,12 +22,14 @@ class Step(Event, frozen=True):
 
 
 class Joined(Event, frozen=True):
-    """A session with the hub began, for the first time or again."""
+    """A session with the hub began, for the first time or again. The limits are those in force."""
 
     run: str
     task: str
     node: str
     hub: str
+    max_upload: str = UNLIMITED
+    max_download: str = UNLIMITED
 
 
 class Engine(Event, frozen=True):
@@ -108,3 +112,5 @@ class Summary(Event, Tally, frozen=True):
 
     reason: str
     wall_s: float
+    max_upload: str = UNLIMITED
+    max_download: str = UNLIMITED

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from echo_p2p.errors import NetError
 from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, open_peer
 from echo_p2p.nursery import open_nursery
+from echo_p2p.rates import Limits
 from echo_p2p.swarm.exchange import Exchange
 
 BOOTSTRAP_S = 30.0
@@ -55,6 +56,7 @@ class JoinOptions:
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     threads: int = 0
     max_sequences: int = 64
+    limits: Limits = field(default_factory=Limits)
     until_eof: bool = False
 
 
@@ -71,7 +73,7 @@ async def join(
     identity = Identity.load_or_create(options.folder.identity)
     async with (
         _open_store(options.folder.store) as store,
-        open_peer(identity, options.listen) as peer,
+        open_peer(identity, options.listen, limits=options.limits) as peer,
         open_engine(
             threads=options.threads,
             max_sequences=options.max_sequences,
@@ -141,7 +143,8 @@ class Node:
         complete = worker is not None and worker.complete
         reason = "quit" if self._quit else "complete" if complete else "stopped"
         wall_s = round(self._meter.elapsed(trio.current_time()), 1)
-        self._parts.report(Summary(reason=reason, wall_s=wall_s, **self._tally()))
+        totals = {**self._parts.peer.limits.as_text(), **self._tally()}
+        self._parts.report(Summary(reason=reason, wall_s=wall_s, **totals))
         if self._quit:
             return QUIT
         if outbox.unsent and not complete:

@@ -220,6 +220,7 @@ class Sessions:
                 task=run.task,
                 node=self._parts.peer.peer_id,
                 hub=self._parts.entry.hub_key,
+                **self._parts.peer.limits.as_text(),
             )
         )
 

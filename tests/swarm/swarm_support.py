@@ -18,6 +18,7 @@ from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, open_peer
 from echo_p2p.net.rpc import answer
 from echo_p2p.net.stream import Remote
+from echo_p2p.rates import Limits
 from echo_p2p.swarm.exchange import Exchange, HubSide
 from echo_p2p.wire import CONTROL_PROTOCOL, BadChunkReport, Done, Message
 
@@ -82,8 +83,12 @@ class Swarm:
     damaged: list[bytes] = field(default_factory=list)
     hub: Member = field(init=False)
 
-    async def _member(self, listen: list[str], hub: HubSide | None) -> Member:
-        peer = await self.stack.enter_async_context(open_peer(Identity.create(), listen))
+    async def _member(
+        self, listen: list[str], hub: HubSide | None, limits: Limits | None = None
+    ) -> Member:
+        peer = await self.stack.enter_async_context(
+            open_peer(Identity.create(), listen, limits=limits)
+        )
         store = Store(self.root / peer.peer_id, cap_bytes=None)
         self.stack.callback(store.close)
         self.addresses[peer.peer_id] = peer.addresses
@@ -100,9 +105,9 @@ class Swarm:
 
         answer(self.hub.peer, CONTROL_PROTOCOL, BadChunkReport, control, deadline_s=5)
 
-    async def join(self, *, listening: bool = True) -> Member:
+    async def join(self, *, listening: bool = True, limits: Limits | None = None) -> Member:
         """A node, connected to the hub."""
-        member = await self._member([ANY_PORT] if listening else [], None)
+        member = await self._member([ANY_PORT] if listening else [], None, limits)
         await member.peer.connect(self.hub.peer.addresses, deadline_s=10)
         return member
 

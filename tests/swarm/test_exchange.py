@@ -15,6 +15,7 @@ from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.errors import DeadlineError, PeerRefusedError, StoreError
 from echo_p2p.net.host import Peer
 from echo_p2p.net.rpc import ask
+from echo_p2p.rates import Limits
 from echo_p2p.swarm.exchange import Exchange
 from echo_p2p.swarm.fetch import Progress
 from echo_p2p.wire import (
@@ -88,6 +89,26 @@ async def test_a_node_that_cannot_be_dialled_still_uploads(tmp_path: Path) -> No
         open_node = await swarm.join()
         await swarm.fetch(artifact, hidden, open_node)
         assert hidden.exchange.stats.bytes_sent.total() > 0
+
+
+@in_trio
+async def test_a_node_with_an_upload_limit_of_zero_gives_nothing_and_gets_everything(
+    tmp_path: Path,
+) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        leaf = await swarm.join(limits=Limits(upload=0))
+        others = [await swarm.join() for _ in range(2)]
+        artifact, source = swarm.publish()
+        await swarm.fetch(artifact, leaf, *others)
+        path = leaf.store.path(artifact.id)
+        assert path is not None
+        assert contents(path) == contents(source)
+        assert leaf.exchange.stats.bytes_sent.total() == 0
+        request = ChunkRequest(artifact=artifact.id, index=0, lacks=b"", insist=False)
+        asker, asked = swarm.hub.peer, leaf.peer.peer_id
+        with pytest.raises(PeerRefusedError, match="gives no chunks") as refused:
+            await ask(asker, asked, SWARM_PROTOCOL, request, ChunkReply, deadline_s=10)
+        assert refused.value.code == "gives_nothing"
 
 
 @in_trio

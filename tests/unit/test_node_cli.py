@@ -83,6 +83,13 @@ def test_version_and_identity(tmp_path: Path) -> None:
         (lambda home: (home / "identity.pem").write_text("x"), [], 3, "chmod 600"),
         (lambda home: (home / "store").write_text("x"), [], 6, "store"),
         (lambda home: None, ["--listen", "/ip4/203.0.113.1/tcp/1"], 5, "cannot listen"),
+        (
+            lambda home: None,
+            ["--max-upload", "20mb"],
+            2,
+            "--max-upload: '20mb' is not a rate",
+        ),
+        (lambda home: None, ["--max-download", "0"], 2, "--max-download: a node cannot do without"),
         (lambda home: None, ["--listen", "foo"], 2, "'foo' is not an address to listen on"),
         (lambda home: None, ["--data-dir", "/etc/passwd"], 2, "/etc/passwd is not a folder."),
     ],

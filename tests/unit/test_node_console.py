@@ -63,6 +63,10 @@ EVENTS: list[tuple[Event, str]] = [
     (Step(step="greeting the hub"), "greeting the hub ..."),
     (Joined(run="r", task="sums", node="N", hub="H"), "Joined run r (sums) as N."),
     (
+        Joined(run="r", task="sums", node="N", hub="H", max_upload="20mbit"),
+        "Joined run r (sums) as N. Limits: upload 20mbit, download unlimited.",
+    ),
+    (
         Engine(name="torch", device="cpu", dtype="float32", max_sequences=64),
         "Engine: torch on cpu, float32.",
     ),
@@ -112,10 +116,10 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr()
     lines = [json.loads(line) for line in out.out.splitlines()]
     assert [line["event"] for line in lines] == [
-        "step", "joined", "engine", "fetched", "fetched", "version", "progress", "trouble",
-        "trouble", "note", "summary",
+        "step", "joined", "joined", "engine", "fetched", "fetched", "version", "progress",
+        "trouble", "trouble", "note", "summary",
     ]  # fmt: skip
-    assert lines[6]["rejected"] == {"stale": 1}
+    assert lines[7]["rejected"] == {"stale": 1}
     assert out.err == ""
 
 

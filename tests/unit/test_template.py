@@ -51,9 +51,11 @@ def test_a_wrong_setting_of_a_preset_is_named() -> None:
         (f'announce = ["/ip4/1.2.3.4/tcp/1/p2p/{PEER}"]', "is wanted without /p2p"),
         ('directory_listen = ["/ip4/1.2.3.4"]', "should read"),
         ('directory_peers = ["/ip4/1.2.3.4/tcp/1"]', "does not end in /p2p/"),
+        ('max_upload = "20 Mb"', "'20 Mb' is not a rate. Write it like 20mbit"),
+        ('max_upload = "0"', "nobody could get a version"),
     ],
 )
-def test_addresses_are_checked_when_they_are_read(setting: str, complaint: str) -> None:
+def test_network_settings_are_checked_when_they_are_read(setting: str, complaint: str) -> None:
     field = setting.partition(" ")[0]
     text = f'[run]\nid = "a"\n[network]\n{setting}\n'
     with pytest.raises(ConfigError, match=rf"^run\.toml:4: network\.{field}: .*{complaint}"):
