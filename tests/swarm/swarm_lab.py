@@ -44,6 +44,11 @@ class Program:
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
 
+    def usage(self) -> dict[str, Any]:
+        """Seconds of CPU, and the most memory ever resident."""
+        self.order(usage=True)
+        return self.next("cpu_s")
+
     def finish(self) -> list[dict[str, Any]]:
         """Close its input; all it says until it ends."""
         assert self.process.stdin is not None

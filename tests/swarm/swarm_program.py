@@ -7,8 +7,8 @@
 HUB is an address, KEY a key file. Orders come in and news goes out as JSON lines; a process goes on
 serving until its standard input is closed.
 
-    hub      {"publish": FOLDER, "kind": ..., "version": ..., "chunk": ...}
-    node     {"fetch": ENVELOPE_FILE} or {"meet": ADDRESS}, to connect to another node
+    hub      {"publish": FOLDER, "kind": ..., "version": ..., "chunk": ...} or {"usage": true}
+    node     {"fetch": ENVELOPE_FILE}, {"meet": ADDRESS} to connect to a node, or {"usage": true}
     hostile  {"lie_about": ENVELOPE_FILE}
 """
 
@@ -87,6 +87,9 @@ async def hub(store_folder: str) -> None:
             )
             say(address=peer.addresses[0])
             async for order in orders():
+                if "usage" in order:
+                    say(**usage())
+                    continue
                 folder = Path(order.pop("publish"))
                 artifact = await trio.to_thread.run_sync(
                     functools.partial(publish, store, identity, folder, **order)
@@ -123,6 +126,9 @@ async def node(store_folder: str, key: str, hub_address: str, cap_bytes: str = "
         say(ready=peer.peer_id, **usage())
         async with trio.open_nursery() as nursery:
             async for order in orders():
+                if "usage" in order:
+                    say(**usage())
+                    continue
                 if "meet" in order:
                     say(met=await peer.connect([order["meet"]], deadline_s=10))
                     continue
