@@ -24,6 +24,13 @@ from echo_hub.template import render_config
 Event = dict[str, Any]
 
 
+def named(name: str, **facts: object) -> Callable[[Event], bool]:
+    def wanted(event: Event) -> bool:
+        return event["event"] == name and all(event.get(k) == v for k, v in facts.items())
+
+    return wanted
+
+
 class Program:
     """One child process that writes JSON events, a line each, to its stdout."""
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from programs import Event, Program, Stage
+from programs import Event, Program, Stage, named
 
 from echo_hub.models import addmix3_path
 from echo_p2p.identity import public_key_of
@@ -54,13 +53,6 @@ def check_receipts(stage: Stage, node: Program, joined: Event) -> None:
         (kept,) = ledger.execute("SELECT count(*) FROM groups WHERE node = ?", (key,)).fetchone()
     held = summary["accepted"] + len(node.named("verdict"))
     assert held <= kept <= held + summary["unsent"]
-
-
-def named(name: str, **facts: object) -> Callable[[Event], bool]:
-    def wanted(event: Event) -> bool:
-        return event["event"] == name and all(event.get(k) == v for k, v in facts.items())
-
-    return wanted
 
 
 def stop_in_mid_lease(stage: Stage, hub: Program, node: Program, key: bytes) -> list[Any]:
