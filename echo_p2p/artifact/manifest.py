@@ -113,8 +113,10 @@ class Artifact:
         return self.manifest.chunks[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
     def holds(self, index: int, data: bytes) -> bool:
-        """Whether these bytes are chunk `index`."""
-        return 0 <= index < self.layout.count and blake3(data).digest() == self.digest(index)
+        """Whether these bytes are chunk `index`: as many, and of its digest."""
+        if not 0 <= index < self.layout.count or len(data) != self.layout.size(index):
+            return False
+        return blake3(data).digest() == self.digest(index)
 
     def __str__(self) -> str:
         manifest = self.manifest

@@ -25,10 +25,13 @@ def put_spreads(connection: Connection, rows: list[Sequence[Spread]]) -> None:
 
 
 def read_spreads(connection: Connection) -> list[Spread]:
-    """The last artifacts, oldest first."""
-    last = select(*(spreads.c[name] for name in _COLUMNS))
-    last = last.order_by(spreads.c.at.desc(), spreads.c.version.desc()).limit(MOST_PAST)
-    return [Spread(**row._mapping) for row in connection.execute(last)][::-1]
+    """The last versions, oldest first, and then the base."""
+    columns = select(*(spreads.c[name] for name in _COLUMNS))
+    base = columns.where(spreads.c.kind == "base")
+    last = columns.where(spreads.c.kind != "base").order_by(spreads.c.at.desc())
+    newest_first = connection.execute(last.limit(MOST_PAST)).all()
+    found = [*reversed(newest_first), *connection.execute(base)]
+    return [Spread(**row._mapping) for row in found]
 
 
 def add_accusations(connection: Connection, rows: list[tuple[bytes, bytes, float]]) -> None:

@@ -25,6 +25,7 @@ MOST_NODES = 10_000
 """Of one artifact; further ones are not counted."""
 OPEN_VERSIONS = 4
 MOST_PAST = 1000
+"""Versions, and the base besides."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Spreads:
     def __init__(self, sent_of: Callable[[bytes], int], known: Iterable[Spread] = ()) -> None:
         self._sent_of = sent_of
         self._open: dict[bytes, _Open] = {}
-        self._past = deque(known, maxlen=MOST_PAST)
+        self._past = deque(known, maxlen=MOST_PAST + 1)
         self._written: dict[bytes, Spread] = {}
 
     def announce(self, spread: Spread, in_session: Iterable[str]) -> None:

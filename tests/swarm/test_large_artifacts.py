@@ -63,8 +63,9 @@ def pass_through(lab: Lab, tmp_path: Path, size: int) -> None:
     before = node.usage()["peak_kib"], lab.hub.usage()["peak_kib"]
     node.order(fetch=published.envelope)
     complete = Path(node.next("complete")["complete"])
-    assert node.usage()["peak_kib"] - before[0] < RESIDENT_KIB
-    assert lab.hub.usage()["peak_kib"] - before[1] < RESIDENT_KIB
+    grew = [node.usage()["peak_kib"] - before[0], lab.hub.usage()["peak_kib"] - before[1]]
+    print(f"{size} bytes: KiB more than before, node and hub: {grew}")  # shown with -s
+    assert max(grew) < RESIDENT_KIB
     assert digests(complete) == digests(source)
     store = complete.parents[2]
     assert disk_bytes(store) < cap + MIB  # envelopes and the lock are not counted

@@ -11,6 +11,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echo_hub import ledger_swarm
 from echo_hub import spread as spread_module
 from echo_hub.accusations import MOST_ACCUSED, QUORUM, Accusations
 from echo_hub.ledger import Ledger, read_facts, read_nodes
@@ -131,7 +132,7 @@ def test_a_restarted_hub_goes_on_from_its_ledger(tmp_path: Path) -> None:
                 await ledger.put_spreads([])
         async with Ledger.open(tmp_path / "ledger", "run") as ledger:
             read = (await ledger.recover()).spreads
-        assert read == [BASE, before]
+        assert read == [before, BASE]
         spreads = Spreads(Counter({b"v1": 40}).__getitem__, read)
         spreads.announce(adapter(1, at=500.0), NODES)
         assert has(spreads, b"v1", NODES[0], 501.0)
@@ -142,6 +143,20 @@ def test_a_restarted_hub_goes_on_from_its_ledger(tmp_path: Path) -> None:
     trio.run(main)
     facts = read_facts(tmp_path / "ledger")
     assert facts["dissemination"] == summary_of([BASE, before])
+
+
+def test_the_base_is_known_however_many_versions_there_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_swarm, "MOST_PAST", 3)
+
+    async def main() -> None:
+        async with Ledger.open(tmp_path / "ledger", "run") as ledger:
+            await ledger.put_spreads([BASE, *(adapter(number, at=number) for number in range(9))])
+            known = (await ledger.recover()).spreads
+        assert known == [adapter(6, at=6), adapter(7, at=7), adapter(8, at=8), BASE]
+
+    trio.run(main)
 
 
 def test_the_sentence() -> None:
