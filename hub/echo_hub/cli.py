@@ -167,6 +167,30 @@ def calibrate(
 
 
 @app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="The run.toml of the run.")],
+    fleet: Annotated[Path, typer.Option(help="Fleet file: cards, prices, links (TOML).")],
+    json_output: Json = False,
+    png: Annotated[
+        Path | None, typer.Option(help="Draw time and money against nodes into this PNG file.")
+    ] = None,
+) -> None:
+    """How many nodes, which ones, with which staleness, and what 100 updates take and cost."""
+    from echo_hub.config import load_config
+    from echo_hub.planner.fleet import load_fleet
+    from echo_hub.planner.plan import make_plan
+    from echo_hub.planner.show import render_plan, save_png
+
+    made = make_plan(load_config(config), load_fleet(fleet))
+    if png is not None:
+        save_png(made, png)
+    if json_output:
+        typer.echo(json.dumps(made.as_dict()))
+    else:
+        render_plan(made)
+
+
+@app.command()
 def demo(
     nodes: Annotated[int, typer.Option(min=1, max=32, help="Node processes.")] = 3,
     cheaters: Annotated[int, typer.Option(min=0, help="How many of the nodes cheat.")] = 0,

@@ -1,0 +1,268 @@
+"""Which nodes work and which are on standby, decided again and again without haste. Pure.
+
+`Activation` is told what happens (who comes and goes, groups finished, downloads, updates) and
+answers `decide(now)` with the keys that shall work. Its promises:
+
+- the rates of the active nodes reach what the capacity rule needs, with head-room, whenever those
+  of all nodes present do; otherwise all of them work, and `Decision.missing` says what lacks;
+- among the sets that do, the cheapest (`cover`), as far as the next two promises allow;
+- a node is put on standby only after `dwell_s` at work, and to work only after `dwell_s` on
+  standby, unless the rule would fail: so at most one change a node in `dwell_s` when nothing
+  happens. A cheaper set is taken only if it saves `saving`, and has for `settle_s`;
+- a volunteer who waited `turn_s` takes the place of one who worked that long: none waits for ever;
+- a node that could not answer within the staleness bound is not asked at all.
+
+Price. A rented node costs its price. A volunteer costs nothing, but something scarce is spent all
+the same, and we count their electricity: it is what a volunteer really pays, it is known from the
+card, and it is least where the same rollouts take least time and power. Upload is already limited
+by its owner and patience is what turns are for. It orders volunteers; it is on no bill.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from echo_hub.planner.capacity import in_time, rate_needed
+from echo_hub.planner.cover import cheapest_set
+from echo_hub.planner.estimators import Elapsed, Level, Rate
+from echo_hub.planner.system import Node, Run, broadcast_s
+
+ENERGY_PRICE = 0.30
+"""Money for a kilowatt-hour, where a volunteer's electricity stands in for a price."""
+_UNKNOWN_WATTS = 250.0
+
+
+def hourly(node: Node) -> float:
+    """Money an hour of a node, or, of a volunteer's, what its electricity costs."""
+    return node.price or (node.watts or _UNKNOWN_WATTS) / 1000 * ENERGY_PRICE
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How unhurried. Shares are of the needed rate or of the money; times are seconds."""
+
+    headroom: float = 0.15
+    floor: float = 0.05
+    """Head-room below which nodes are added at once."""
+    dwell_s: float = 300.0
+    settle_s: float = 60.0
+    saving: float = 0.05
+    turn_s: float = 1800.0
+    idle: float = 0.05
+    """Measured idle share over which more head-room is kept than the rule asks for."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Who shall work, and why that is enough or not. Rates in rollouts a second."""
+
+    active: frozenset[str]
+    needed: float
+    rate: float
+    money: float
+    """An hour, of the active rented nodes."""
+    missing: str
+    """Empty, or what to do something about: `rate`, `latency`."""
+
+
+@dataclass(eq=False)
+class _Member:
+    node: Node
+    rate: Rate = field(default_factory=Rate)
+    present: bool = False
+    active: bool = False
+    changed: float = -math.inf
+    """When it was last switched."""
+    speed: float = 0.0
+    """Rollouts a second, as measured, or as it was announced before anything was."""
+    cost: float = field(init=False)
+    """Money an hour, or what stands for it."""
+
+    def __post_init__(self) -> None:
+        self.cost = hourly(self.node)
+
+
+class Activation:
+    """The controller of one run.
+
+    Args:
+        run: the run as configured; what is measured takes the place of its numbers.
+        nodes: who may come, with announced rates and prices.
+    """
+
+    def __init__(self, run: Run, nodes: Iterable[Node], rules: Rules | None = None) -> None:
+        self._run, self._rules = run, rules or Rules()
+        self._members = {node.key: _Member(node) for node in nodes}
+        self._train, self._transfer = Level(5), Level(9)
+        self._elapsed, self._clock = Elapsed(), 0.0
+        self._between = Elapsed()
+        self._idle: deque[tuple[float, float]] = deque(maxlen=4)
+        self._extra = 1.0
+        self._extra_at = self._cheaper_since = -math.inf
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def joined(self, key: str, now: float) -> None:
+        """A node is there (and on standby)."""
+        member = self._members[key]
+        member.present, member.active = True, False
+        member.changed = -math.inf
+
+    def left(self, key: str, now: float) -> None:
+        """A node is gone."""
+        self._members[key].present = self._members[key].active = False
+
+    def worked(self, key: str, groups: int, busy_s: float, now: float) -> None:
+        """A node that was kept busy finished groups, `busy_s` after the ones before."""
+        self._members[key].rate.add(groups * self._run.group_size, busy_s)
+
+    def fetched(self, key: str, seconds: float, now: float) -> None:
+        """A node took so long to have a published version."""
+        self._transfer.add(seconds)
+
+    def trained(self, seconds: float, now: float) -> None:
+        """An update took the learner so long; what else passed since the last one, it waited."""
+        self._train.add(seconds)
+        between = self._between.since(now)
+        if between:
+            self._idle.append((max(0.0, between - seconds), between))
+
+    @property
+    def idle(self) -> float:
+        """Share of the last few updates' time that the learner waited."""
+        total = sum(between for _, between in self._idle)
+        return sum(waited for waited, _ in self._idle) / total if total else 0.0
+
+    # --- what to do ---------------------------------------------------------------------------
+
+    def decide(self, now: float) -> frozenset[str]:
+        """The keys of the nodes that shall work."""
+        return self.decision(now).active
+
+    def decision(self, now: float) -> Decision:
+        """Look at everything again."""
+        self._clock += self._elapsed.since(now)
+        run, rules = self._measured(), self._rules
+        able = []
+        for member in self._members.values():
+            if member.present and self._in_time(run, member):
+                able.append(member)
+            elif member.active:
+                self._switch(member, on=False)
+        bare = self._needed(run)
+        self._trim()
+        needed = bare * (1 + rules.headroom) * self._extra
+        active = [member for member in able if member.active]
+        if _total(active) < bare * (1 + rules.floor) * self._extra:
+            self._add(able, needed)
+        else:
+            self._save(able, needed)
+        self._take_turns(able)
+        return self._told(run, able, bare)
+
+    def _measured(self) -> Run:
+        train, transfer = self._train.value, self._transfer.value
+        run = self._run if train is None else replace(self._run, train_s=train)
+        return run if transfer is None else replace(run, broadcast_s=transfer)
+
+    def _needed(self, run: Run) -> float:
+        """Rollouts a second to be generated, before head-room."""
+        transfer = run.broadcast_s
+        if transfer is None:
+            transfer = broadcast_s(run, [m.node for m in self._members.values() if m.present])
+        return rate_needed(run, transfer) / (1 - run.rejected)
+
+    def _in_time(self, run: Run, member: _Member) -> bool:
+        measured = member.rate.value
+        member.speed = member.node.rate if measured is None else measured
+        return in_time(run, member.speed, member.node.groups, run.broadcast_s or 0.0)
+
+    def _trim(self) -> None:
+        """More head-room while the learner is measured to wait, less again when it never does."""
+        rules = self._rules
+        if self._clock - self._extra_at < rules.settle_s or len(self._idle) < 2:
+            return
+        if self.idle > rules.idle:
+            self._extra, self._extra_at = min(2.0, self._extra * 1.15), self._clock
+        elif self.idle < rules.idle / 5 and self._clock - self._extra_at > 4 * rules.dwell_s:
+            self._extra, self._extra_at = max(1.0, self._extra / 1.05), self._clock
+
+    def _add(self, able: list[_Member], needed: float) -> None:
+        """Enough of those on standby, the cheapest; all, if that is not enough."""
+        standby = [member for member in able if not member.active]
+        rested = [m for m in standby if self._clock - m.changed >= self._rules.dwell_s]
+        left = needed - _total(member for member in able if member.active)
+        for pool in (rested, standby):
+            chosen = cheapest_set([m.cost for m in pool], [m.speed for m in pool], left)
+            if chosen is not None:
+                break
+        for index, member in enumerate(standby if chosen is None else pool):
+            if chosen is None or index in chosen:
+                self._switch(member, on=True)
+        self._cheaper_since = math.inf
+
+    def _save(self, able: list[_Member], needed: float) -> None:
+        """A cheaper set, if it is enough cheaper and has been for a while."""
+        rules = self._rules
+        active = [member for member in able if member.active]
+        target = cheapest_set([m.cost for m in able], [m.speed for m in able], needed)
+        if target is None:
+            return
+        wanted = {able[index].node.key for index in target}
+        price = sum(able[index].cost for index in target)
+        if price >= (1 - rules.saving) * sum(member.cost for member in active):
+            self._cheaper_since = math.inf
+            return
+        self._cheaper_since = min(self._cheaper_since, self._clock)
+        if self._clock - self._cheaper_since < rules.settle_s:
+            return
+        free = [m for m in able if self._clock - m.changed >= rules.dwell_s]
+        surplus = [m for m in free if m.active and m.node.key not in wanted]
+        if not surplus:
+            return
+        for member in free:
+            if not member.active and member.node.key in wanted:
+                self._switch(member, on=True)
+        rate = _total(member for member in able if member.active)
+        for member in sorted(surplus, key=lambda m: -m.cost / m.speed):
+            if rate - member.speed >= needed:
+                rate -= member.speed
+                self._switch(member, on=False)
+
+    def _take_turns(self, able: list[_Member]) -> None:
+        """The volunteer who has waited longest for the one who has worked longest."""
+        turn_s = self._rules.turn_s
+        ours = [m for m in able if not m.node.price and self._clock - m.changed >= turn_s]
+        waiting = min((m for m in ours if not m.active), key=lambda m: m.changed, default=None)
+        working = min((m for m in ours if m.active), key=lambda m: m.changed, default=None)
+        if waiting is None or working is None:
+            return
+        self._switch(waiting, on=True)
+        if waiting.speed >= working.speed:
+            self._switch(working, on=False)
+
+    def _switch(self, member: _Member, *, on: bool) -> None:
+        member.active, member.changed = on, self._clock
+
+    def _told(self, run: Run, able: list[_Member], bare: float) -> Decision:
+        active = [member for member in able if member.active]
+        rate = _total(active)
+        missing = ""
+        if rate < bare:
+            missing = "rate"
+        elif self.idle > self._rules.idle and self._extra >= 2.0:
+            missing = "latency"
+        return Decision(
+            active=frozenset(member.node.key for member in active),
+            needed=bare,
+            rate=rate,
+            money=sum(member.node.price for member in active),
+            missing=missing,
+        )
+
+
+def _total(members: Iterable[_Member]) -> float:
+    return sum(member.speed for member in members)
