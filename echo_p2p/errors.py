@@ -103,8 +103,16 @@ class ChunkError(ArtifactError):
     """A chunk's bytes do not match its digest."""
 
 
+class DeltaError(ArtifactError):
+    """A delta is malformed, or does not give the artifact that it promises."""
+
+
 class RollbackError(ArtifactError):
     """A version older than one already seen was offered as the newest."""
+
+
+class FarVersionError(ArtifactError):
+    """A version was offered that is too far ahead of the newest one seen to be believed."""
 
 
 class StoreError(ArtifactError):

@@ -95,22 +95,35 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     size: ByteCount
 
 
+class DeltaOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a delta joins, by artifact id: with `parent` at hand, it decodes to `target`.
+
+    An artifact id is the digest of a manifest that names the digest of the whole content, so
+    these two settle every byte on both sides.
+    """
+
+    parent: Bytes32
+    target: Bytes32
+
+
 class Manifest(Signed, frozen=True):
     """One artifact: its files, laid end to end and cut into chunks.
 
     `chunks` is the concatenation of each chunk's BLAKE3 digest (32 bytes each); `content` is the
     BLAKE3 digest of all file contents end to end. The artifact id is the BLAKE3 digest of the
-    signed bytes of the manifest. `artifact.manifest` checks its consistency.
+    signed bytes of the manifest. `delta` is there in a delta's manifest and in no other; its
+    `version` is its target's. `artifact.manifest` checks the consistency.
     """
 
     run_id: RunId
-    kind: Literal["base", "adapter"]
+    kind: Literal["base", "adapter", "delta"]
     version: Version
     files: Annotated[tuple[FileEntry, ...], Meta(min_length=1, max_length=1000)]
     chunk_bytes: Annotated[int, Meta(ge=KIB, le=MAX_CHUNK_BYTES)]
     chunks: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
     content: Bytes32
     created_at: Seconds
+    delta: DeltaOf | None
 
 
 class RunRecord(Signed, frozen=True):
@@ -195,11 +208,15 @@ class LatestRequest(Message, frozen=True):
 
 
 class Latest(Message, frozen=True):
-    """Envelopes of the run description, the base's manifest, and the newest adapter's manifest."""
+    """Envelopes of the run description, the base's manifest, and the newest adapter's manifest.
+
+    `delta`: that of a delta from the version published before to the newest, if there is one.
+    """
 
     run: EnvelopeBytes
     base: EnvelopeBytes
     adapter: EnvelopeBytes | None
+    delta: EnvelopeBytes | None
     hub_time: Seconds
 
 
@@ -256,9 +273,10 @@ class Watch(Message, frozen=True):
 
 
 class Announcement(Message, frozen=True):
-    """A new version: the envelope of its manifest."""
+    """A new version: the envelope of its manifest, and that of a delta to it, if there is one."""
 
     adapter: EnvelopeBytes
+    delta: EnvelopeBytes | None
 
 
 class Heartbeat(Message, frozen=True):

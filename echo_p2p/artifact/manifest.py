@@ -25,12 +25,14 @@ from echo_p2p.artifact.disk import read_slices
 from echo_p2p.envelope import open_envelope, seal
 from echo_p2p.errors import ManifestError
 from echo_p2p.identity import Identity
-from echo_p2p.wire import MAX_CHUNKS, FileEntry, Manifest
+from echo_p2p.wire import MAX_CHUNKS, DeltaOf, FileEntry, Manifest
 
 DIGEST_BYTES = 32
 MAX_FILES = 1000  # as in wire.Manifest
 MAX_NAME = 200  # as in wire.FileEntry
-Kind = Literal["base", "adapter"]
+Kind = Literal["base", "adapter", "delta"]
+DELTA_FILE = "delta"
+"""The one file of a delta."""
 
 # Printable ASCII without what some file system or shell gives a meaning: no normalisation forms,
 # no look-alikes, and lower-casing is the whole of case folding.
@@ -139,6 +141,29 @@ def check_manifest(manifest: Manifest) -> None:
             f"a manifest with {len(manifest.chunks)} bytes of chunk digests; "
             f"{total} bytes in chunks of {manifest.chunk_bytes} need {expected}."
         )
+    _check_delta(manifest)
+
+
+def _check_delta(manifest: Manifest) -> None:
+    if (manifest.kind == "delta") != (manifest.delta is not None):
+        raise ManifestError(f"a manifest of kind {manifest.kind} that is and is not a delta's.")
+    if manifest.delta is None:
+        return
+    if [file.name for file in manifest.files] != [DELTA_FILE]:
+        raise ManifestError(f"a delta's manifest with other files than {DELTA_FILE!r}.")
+    if manifest.delta.parent == manifest.delta.target:
+        raise ManifestError("a delta from an artifact to itself.")
+
+
+def check_leads_to(delta: Artifact, target: Artifact) -> None:
+    """ManifestError unless `delta` is announced for `target`, by the same key, and is smaller."""
+    ours, theirs = delta.manifest, target.manifest
+    if ours.delta is None or ours.delta.target != target.id or delta.key != target.key:
+        raise ManifestError(f"{delta} is no delta to {target}.")
+    if (ours.run_id, ours.version) != (theirs.run_id, theirs.version):
+        raise ManifestError(f"{delta} leads to {target}, which is of another run or version.")
+    if delta.layout.total_bytes >= target.layout.total_bytes:
+        raise ManifestError(f"{delta} is no smaller than {target}.")
 
 
 def _check_size(total: int, chunk_bytes: int) -> None:
@@ -175,7 +200,14 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def build_manifest(
-    root: Path, *, run_id: str, kind: Kind, version: int, chunk_bytes: int, created_at: float
+    root: Path,
+    *,
+    run_id: str,
+    kind: Kind,
+    version: int,
+    chunk_bytes: int,
+    created_at: float,
+    delta: DeltaOf | None = None,
 ) -> Manifest:
     """Describe the files under `root` (sorted by name; reads each once, a chunk at a time)."""
     files = tuple(_files_under(root))
@@ -199,6 +231,7 @@ def build_manifest(
         chunks=bytes(digests),
         content=content.digest(),
         created_at=created_at,
+        delta=delta,
     )
     check_manifest(manifest)
     return manifest

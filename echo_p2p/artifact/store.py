@@ -111,6 +111,12 @@ class Store:
         with self._mutex:
             return [entry.artifact for entry in self._entries.values() if entry.complete]
 
+    def unfinished(self) -> list[Artifact]:
+        """Every artifact that is here in part and that nobody is fetching."""
+        with self._mutex:
+            idle = [e for e in self._entries.values() if not e.complete and not e.fetching]
+            return [entry.artifact for entry in idle]
+
     def have(self, artifact_id: bytes) -> int | None:
         """Chunks (see `bitmap`) of a complete artifact or of one being fetched, else None."""
         with self._mutex:

@@ -98,6 +98,8 @@ class PublishSection(Strict):
     """kappa: updates between published versions; 0 chooses max(1, S - 1)."""
     chunk_bytes: Annotated[int, Field(ge=1024, le=MAX_CHUNK_BYTES)] = 1 << 20
     """Size of an artifact's chunks."""
+    deltas: bool = True
+    """Offer a delta from the version before, where it is smaller than 0.9 of the full snapshot."""
 
 
 class LeaseSection(Strict):

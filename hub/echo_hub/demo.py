@@ -71,6 +71,7 @@ class NodeTally:
     peer_id: str = ""
     bytes_from_hub: int = 0
     bytes_from_peers: int = 0
+    bytes_saved: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -278,6 +279,7 @@ def _note(tally: NodeTally, line: bytes) -> None:
     if event.get("event") == "summary":
         tally.bytes_from_hub = event["bytes_from_hub"]
         tally.bytes_from_peers = event["bytes_from_peers"]
+        tally.bytes_saved = event["bytes_saved"]
 
 
 def _summary(hub: Hub, tallies: list[NodeTally], wall_s: float) -> dict[str, Any]:
@@ -297,6 +299,7 @@ def _summary(hub: Hub, tallies: list[NodeTally], wall_s: float) -> dict[str, Any
         "max_lag": max(snapshot.lag_histogram, default=0),
         "bytes_from_hub": sum(tally.bytes_from_hub for tally in tallies),
         "bytes_from_peers": sum(tally.bytes_from_peers for tally in tallies),
+        "bytes_saved_by_deltas": sum(tally.bytes_saved for tally in tallies),
         "peer_share": spread["peer_share"],
         "last_node_s": spread["last_s_median"],
         "learner_idle_fraction": round(hub.loop.idle_fraction, 4),

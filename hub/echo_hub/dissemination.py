@@ -16,7 +16,7 @@ import trio
 from echo_hub.accusations import Accusations
 from echo_hub.ledger import Ledger, Recovered
 from echo_hub.publisher import Publisher
-from echo_hub.spread import Spread, Spreads
+from echo_hub.spread import OPEN_VERSIONS, Spread, Spreads
 from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.errors import IdentityError
 from echo_p2p.identity import peer_id_of, public_key_of
@@ -50,7 +50,9 @@ class Dissemination:
         has_standing: Callable[[bytes], bool],
         clock: Callable[[], float],
     ) -> None:
-        self.spreads = Spreads(exchange.stats.bytes_sent_of.__getitem__, recovered.spreads)
+        self._sent_of = exchange.stats.bytes_sent_of
+        self._deltas: dict[bytes, bytes] = {}
+        self.spreads = Spreads(self._sent_for, recovered.spreads)
         self._accusations = Accusations(recovered.accusations)
         self._ledger = ledger
         self._in_session = in_session
@@ -79,17 +81,26 @@ class Dissemination:
         while True:
             newer = await publisher.wait_newer(version)
             version = newer.version
-            self.announce(newer.artifact)
+            self.announce(newer.artifact, newer.delta)
             closed = self.spreads.close_old()
             if closed:
                 await self._ledger.put_spreads(closed)
 
-    def announce(self, artifact: Artifact) -> None:
-        """An artifact can be had from now on."""
+    def _sent_for(self, artifact: bytes) -> int:
+        """Bytes sent of an artifact and of the delta to it."""
+        delta = self._deltas.get(artifact)
+        return self._sent_of[artifact] + (0 if delta is None else self._sent_of[delta])
+
+    def announce(self, artifact: Artifact, delta: Artifact | None = None) -> None:
+        """An artifact can be had from now on, perhaps by a delta."""
         manifest = artifact.manifest
+        if delta is not None:
+            self._deltas[artifact.id] = delta.id
+            for old in list(self._deltas)[:-OPEN_VERSIONS]:
+                del self._deltas[old]
         spread = Spread(
             artifact=artifact.id,
-            kind=manifest.kind,
+            kind="base" if manifest.kind == "base" else "adapter",
             version=manifest.version,
             size=artifact.layout.total_bytes,
             at=self._clock(),

@@ -179,6 +179,7 @@ class Endpoints:
             base=self._base_envelope,
             adapter=published.artifact.envelope if published else None,
             hub_time=self._clock(),
+            delta=published.delta_envelope if published else None,
         )
 
     async def _watch(self, remote: Remote, stream: Stream) -> None:
@@ -191,7 +192,13 @@ class Endpoints:
                 with trio.move_on_after(HEARTBEAT_S) as quiet:
                     newer = await self._publisher.wait_newer(seen)
                     seen = newer.version
-                    await stream.send(encode(Announcement(adapter=newer.artifact.envelope)))
+                    await stream.send(
+                        encode(
+                            Announcement(
+                                adapter=newer.artifact.envelope, delta=newer.delta_envelope
+                            )
+                        )
+                    )
                 if quiet.cancelled_caught:
                     await stream.send(encode(Heartbeat(hub_time=self._clock())))
         finally:

@@ -47,6 +47,11 @@ class RunFolder:
         return self.root / "store"
 
     @property
+    def deltas(self) -> Path:
+        """Deltas that are announced now; of no use after a restart."""
+        return self.root / "deltas"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

@@ -120,6 +120,7 @@ async def open_hub(
             exchange=exchange,
             ledger=ledger,
             keep=config.staleness + 2,
+            deltas=folder.deltas if config.publish.deltas else None,
         )
         base_artifact = await publisher.publish_base(base)
         description = run_description(config, tokenizer, base_artifact.id, created_at=clock())

@@ -201,12 +201,13 @@ def _download(event: Fetched) -> str:
 
 
 def _counts(tally: Tally) -> str:
+    saved = f" (deltas saved {_size(tally.bytes_saved)})" if tally.bytes_saved else ""
     refused = ", ".join(f"{code} {count}" for code, count in sorted(tally.rejected.items()))
     unsent = f", {tally.unsent} to hand in" if tally.unsent else ""
     return (
         f"{tally.accepted} groups accepted, rejected: {refused or 'none'}{unsent} | "
         f"received {_size(tally.bytes_from_hub)} from the hub, "
-        f"{_size(tally.bytes_from_peers)} from nodes; sent {_size(tally.bytes_sent)}"
+        f"{_size(tally.bytes_from_peers)} from nodes{saved}; sent {_size(tally.bytes_sent)}"
     )
 
 

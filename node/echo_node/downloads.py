@@ -46,6 +46,8 @@ def name_of(artifact: Artifact) -> str:
     """What a volunteer knows it as."""
     if artifact.manifest.kind == "base":
         return "the base model"
+    if artifact.manifest.kind == "delta":
+        return f"the delta to version {artifact.manifest.version}"
     return f"version {artifact.manifest.version}"
 
 
@@ -75,12 +77,12 @@ class Download:
             left_s=round(lacking / rate, 1) if rate else None,
         )
 
-    def obtained(self, now: float) -> Obtained | None:
-        """What to tell the hub of the whole; None if nothing of it had to be fetched."""
+    def obtained(self, artifact: Artifact, now: float) -> Obtained | None:
+        """What to tell the hub of what was got by it; None if nothing had to be fetched."""
         if self._last is None:
             return None
         return Obtained(
-            artifact=self._artifact.id,
+            artifact=artifact.id,
             seconds=now - self._began,
             from_hub=self._last.from_hub_bytes,
             from_peers=self._last.from_peers_bytes,
@@ -117,6 +119,12 @@ class Downloads:
         """
         if self._store.path(artifact.id) is not None:
             await trio.to_thread.run_sync(_read_through, self._store, artifact)
+        path, download = await self.fetch(artifact, hub)
+        self.note(artifact, download)
+        return path
+
+    async def fetch(self, artifact: Artifact, hub: str) -> tuple[Path, Download]:
+        """The same without a look at what is here, and the hub is not to be told yet."""
         download = Download(artifact, trio.current_time())
         path = await self._exchange.fetch(
             artifact,
@@ -124,11 +132,14 @@ class Downloads:
             deadline_s=fetch_deadline_s(size_of(artifact)),
             progress=lambda so_far: self._report(download.at(so_far, trio.current_time())),
         )
-        obtained = download.obtained(trio.current_time())
+        return path, download
+
+    def note(self, artifact: Artifact, download: Download) -> None:
+        """An artifact is here by a download of it, or of the delta to it: the hub is to know."""
+        obtained = download.obtained(artifact, trio.current_time())
         if obtained is not None:
             self._untold.append(obtained)
             self._notice.tell()
-        return path
 
     async def tell(self, hub: Hub) -> None:
         """Tell the hub what it was not told yet; what cannot be told is let go."""

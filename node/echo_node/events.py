@@ -66,7 +66,10 @@ class Version(Event, frozen=True):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """Groups, rollouts, tokens and bytes so far. `rejected`: groups by reason code."""
+    """Groups, rollouts, tokens and bytes so far. `rejected`: groups by reason code.
+
+    `bytes_saved`: by how much the deltas that came were smaller than what they stand for.
+    """
 
     groups: int
     accepted: int
@@ -77,6 +80,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     bytes_from_hub: int
     bytes_from_peers: int
     bytes_sent: int
+    bytes_saved: int
 
 
 class Progress(Event, Tally, frozen=True):

@@ -6,14 +6,15 @@ every request has a deadline; a hub that breaks the protocol is a `NetError` or 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from echo_p2p import PROTOCOL, __version__
-from echo_p2p.artifact.manifest import Artifact
+from echo_p2p.artifact.manifest import Artifact, check_leads_to
 from echo_p2p.envelope import open_envelope
-from echo_p2p.errors import ManifestError, NetError, PeerRefusedError, WireError
+from echo_p2p.errors import ArtifactError, ManifestError, NetError, PeerRefusedError, WireError
 from echo_p2p.identity import public_key_of
 from echo_p2p.net.host import Peer
 from echo_p2p.net.rpc import ask
@@ -44,6 +45,8 @@ from echo_p2p.wire import (
 
 M = TypeVar("M", bound=Message)
 
+log = logging.getLogger(__name__)
+
 ANSWER_S = 30.0
 STATISTICS_S = 5.0
 SILENCE_S = 15.0
@@ -53,12 +56,34 @@ LEASE_WAIT_S = 5.0
 
 
 @dataclass(frozen=True)
+class Offer:
+    """A version that a hub offers as its newest, and a delta to it, if there is one."""
+
+    adapter: Artifact
+    delta: Artifact | None = None
+
+    @property
+    def version(self) -> int:
+        return self.adapter.manifest.version
+
+    @property
+    def artifacts(self) -> list[Artifact]:
+        return [self.adapter] if self.delta is None else [self.adapter, self.delta]
+
+    def is_sibling(self, artifact: Artifact, kind: str) -> bool:
+        """Whether an artifact is of this kind and of the same run of the same hub."""
+        theirs, ours = artifact.manifest, self.adapter.manifest
+        same_run = theirs.run_id == ours.run_id and artifact.key == self.adapter.key
+        return same_run and theirs.kind == kind
+
+
+@dataclass(frozen=True)
 class Greeting:
     """What a hub says of its run, verified."""
 
     run: RunDescription
     base: Artifact
-    adapter: Artifact | None
+    newest: Offer | None
     hub_time: float
 
 
@@ -98,8 +123,8 @@ class Hub:
         base = self.artifact(latest.base, "base")
         if base.id != run.base:
             raise ManifestError("the hub's base model is not the one in its run description.")
-        adapter = None if latest.adapter is None else self.artifact(latest.adapter, "adapter")
-        return Greeting(run, base, adapter, latest.hub_time)
+        newest = None if latest.adapter is None else self.offer(latest.adapter, latest.delta)
+        return Greeting(run, base, newest, latest.hub_time)
 
     def artifact(self, envelope: bytes, kind: str) -> Artifact:
         """The artifact of this run whose manifest the hub signed; ManifestError for any other."""
@@ -107,6 +132,19 @@ class Hub:
         if artifact.manifest.run_id != self._run_id or artifact.manifest.kind != kind:
             raise ManifestError(f"{artifact} is no {kind} of run {self._run_id}.")
         return artifact
+
+    def offer(self, adapter: bytes, delta: bytes | None) -> Offer:
+        """A version from its envelopes. A delta that cannot be one to it is left out, and said."""
+        version = self.artifact(adapter, "adapter")
+        if delta is None:
+            return Offer(version)
+        try:
+            shorter = self.artifact(delta, "delta")
+            check_leads_to(shorter, version)
+        except (ArtifactError, WireError) as error:
+            log.warning("the delta to %s is not used: %s", version, error)
+            return Offer(version)
+        return Offer(version, shorter)
 
     async def lease(self, *, version: int, groups: int) -> Grant:
         """Ask for leases."""
@@ -137,7 +175,7 @@ class Hub:
         await self._ask(obtained, Done, deadline_s=STATISTICS_S)
 
     async def watch(
-        self, on_adapter: Callable[[Artifact], None], on_time: Callable[[float], None]
+        self, on_offer: Callable[[Offer], None], on_time: Callable[[float], None]
     ) -> None:
         """Report new versions and the hub's clock until the hub falls silent: a NetError."""
         async with self._peer.stream(self.peer_id, WATCH_PROTOCOL, deadline_s=ANSWER_S) as stream:
@@ -150,7 +188,7 @@ class Hub:
                     raise NetError(f"the hub's watch stream broke off: {error.message}") from error
                 match event:
                     case Announcement():
-                        on_adapter(self.artifact(event.adapter, "adapter"))
+                        on_offer(self.offer(event.adapter, event.delta))
                     case Heartbeat():
                         on_time(event.hub_time)
                     case _:

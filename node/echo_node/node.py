@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from echo_node.deltas import Deltas
 from echo_node.downloads import Downloads
 from echo_node.engines.remote import RemoteEngine, open_engine
 from echo_node.events import Event, Note, Progress, Summary
@@ -117,7 +118,7 @@ class Node:
             exchange=exchange,
             downloads=downloads,
             engine=engine,
-            policies=Policies(store, exchange, downloads, notice),
+            policies=Policies(store, exchange, Deltas(store, exchange, downloads, report), notice),
             outbox=Outbox(identity, notice),
             notice=notice,
             report=report,
@@ -204,4 +205,5 @@ class Node:
             "bytes_from_hub": stats.bytes_from_hub,
             "bytes_from_peers": stats.bytes_from_peers,
             "bytes_sent": stats.bytes_sent.total(),
+            "bytes_saved": self._parts.policies.deltas.saved_bytes,
         }

@@ -2,7 +2,11 @@
 
 Invariants: versions only rise; a version is `ready` only whole; the one that is active and the one
 that is ready are pinned in the store. Older ones are deleted, but for the last, which nodes that
-are a little behind may still ask for.
+are a little behind may still ask for, and which the next delta starts from.
+
+A newer version stops the fetch of an older one at once, and nothing of that is kept. But a node
+that is too slow for the pace of publication would so fetch for ever and have nothing: after
+`STOPPED_IN_A_ROW` fetches that were stopped, one is let through to its end.
 """
 
 from __future__ import annotations
@@ -12,66 +16,108 @@ from pathlib import Path
 
 import trio
 
-from echo_node.downloads import Downloads
+from echo_node.deltas import Deltas
+from echo_node.hub import Offer
 from echo_node.notice import Notice
 from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.artifact.store import Store
-from echo_p2p.errors import ManifestError, RollbackError
+from echo_p2p.errors import FarVersionError, ManifestError, RollbackError
+from echo_p2p.nursery import open_nursery
 from echo_p2p.swarm.exchange import Exchange
 
 KEPT_VERSIONS = 2
+STOPPED_IN_A_ROW = 3
+FURTHEST_AHEAD = 1_000_000
+"""Versions by which a run may have moved on unseen: at one a second, 11 days."""
+
+
+def check_follows(new: Artifact, seen: Artifact | None) -> None:
+    """Whether a version may be the newest after another.
+
+    Raises:
+        RollbackError: it is older.
+        ManifestError: it is the same version with other bytes.
+        FarVersionError: it is further ahead than any run gets.
+    """
+    if seen is None:
+        return
+    before, now = seen.manifest.version, new.manifest.version
+    if now < before:
+        raise RollbackError(
+            f"the hub offers version {now} as its newest, after version {before}.",
+            fix="Ask its operator whether the run was set back; then join again.",
+        )
+    if now == before and new.manifest.content != seen.manifest.content:
+        raise ManifestError(f"the hub offers another version {now} than before.")
+    if now > before + FURTHEST_AHEAD:
+        raise FarVersionError(
+            f"the hub offers version {now} after version {before}; that is passed over.",
+            fix="If the run really is that far, join again.",
+        )
 
 
 class Policies:
     """Follows the newest version; `notice` is told whenever something here changes."""
 
-    def __init__(
-        self, store: Store, exchange: Exchange, downloads: Downloads, notice: Notice
-    ) -> None:
+    def __init__(self, store: Store, exchange: Exchange, deltas: Deltas, notice: Notice) -> None:
         self.ready: int | None = None
         """Newest version on disk that was not found faulty."""
         self.active: int | None = None
         """Version the engine has."""
+        self.deltas = deltas
         self._store = store
         self._exchange = exchange
-        self._downloads = downloads
         self._notice = notice
-        self._newest: Artifact | None = None
+        self._newest: Offer | None = None
         self._faulty = -1
         self._held: dict[int, tuple[Path, ExitStack]] = {}
 
-    def offer(self, artifact: Artifact) -> None:
-        """Learn of a version. RollbackError for one older than the newest already seen."""
-        seen = self._newest
-        if seen is not None:
-            old, new = seen.manifest.version, artifact.manifest.version
-            if new < old:
-                raise RollbackError(
-                    f"the hub offers version {new} as its newest, after version {old}.",
-                    fix="Ask its operator whether the run was set back; then join again.",
-                )
-            if new == old and artifact.manifest.content != seen.manifest.content:
-                raise ManifestError(f"the hub offers another version {new} than before.")
-        self._newest = artifact
+    def offer(self, offer: Offer) -> None:
+        """Learn of a version. An error of `check_follows` if it is not to be believed."""
+        check_follows(offer.adapter, None if self._newest is None else self._newest.adapter)
+        self._newest = offer
         self._notice.tell()
 
     async def follow(self, hub: str) -> None:
         """Fetch each newest version in turn, from the hub with this peer id and from nodes."""
+        stopped = 0
         while True:
             await self._notice.until(self._is_behind)
-            artifact = self._newest
-            assert artifact is not None
-            await self._downloads.obtain(artifact, hub)
-            pin = ExitStack()
-            path = pin.enter_context(self._store.pin(artifact.id))
-            self.ready = artifact.manifest.version
-            self._held[self.ready] = (path, pin)
-            self._let_go()
-            await trio.to_thread.run_sync(self._tidy, artifact)
+            offer = self._newest
+            assert offer is not None
+            if await self._obtain(offer, hub, to_the_end=stopped >= STOPPED_IN_A_ROW):
+                stopped = 0
+                self._hold(offer.adapter)
+                await trio.to_thread.run_sync(self._tidy, offer)
+            else:
+                stopped += 1
+                await trio.to_thread.run_sync(self._abandon, offer)
+
+    async def _obtain(self, offer: Offer, hub: str, *, to_the_end: bool) -> bool:
+        """False: there is a newer version, and the fetch was stopped for it."""
+        done = False
+        async with open_nursery() as nursery:
+            if not to_the_end:
+                nursery.start_soon(self._stop_when_outdated, offer, nursery.cancel_scope)
+            await self.deltas.obtain(offer, hub)
+            done = True
+            nursery.cancel_scope.cancel()
+        return done
+
+    async def _stop_when_outdated(self, offer: Offer, fetch: trio.CancelScope) -> None:
+        await self._notice.until(
+            lambda: self._newest is not None and self._newest.version > offer.version
+        )
+        fetch.cancel()
+
+    def _abandon(self, offer: Offer) -> None:
+        """Keep nothing of a fetch that was stopped."""
+        for artifact in offer.artifacts:
+            self.deltas.drop(artifact)
 
     def _is_behind(self) -> bool:
         have = max(self._faulty, -1 if self.ready is None else self.ready)
-        return self._newest is not None and self._newest.manifest.version > have
+        return self._newest is not None and self._newest.version > have
 
     def path(self, version: int) -> Path:
         """Folder of the version that is ready or active."""
@@ -94,22 +140,27 @@ class Policies:
         self.ready = self.active = None
         self._let_go()
 
+    def _hold(self, adapter: Artifact) -> None:
+        pin = ExitStack()
+        path = pin.enter_context(self._store.pin(adapter.id))
+        self.ready = adapter.manifest.version
+        self._held[self.ready] = (path, pin)
+        self._let_go()
+
     def _let_go(self) -> None:
         for version in self._held.keys() - {self.ready, self.active}:
             self._held.pop(version)[1].close()
         self._notice.tell()
 
-    def _tidy(self, newest: Artifact) -> None:
-        """Delete versions of the run that nobody here or elsewhere needs any more."""
-        mine = [
-            artifact
-            for artifact in self._store.complete()
-            if artifact.manifest.kind == "adapter"
-            and artifact.manifest.run_id == newest.manifest.run_id
-            and artifact.key == newest.key
-        ]
-        mine.sort(key=lambda artifact: artifact.manifest.version)
-        for artifact in mine[:-KEPT_VERSIONS]:
-            if artifact.manifest.version not in (self.ready, self.active):
-                self._exchange.withdraw(artifact.id)
-                self._store.remove(artifact.id)
+    def _tidy(self, newest: Offer) -> None:
+        """Delete what of the run nobody here or elsewhere needs any more."""
+        adapters = [a for a in self._store.complete() if newest.is_sibling(a, "adapter")]
+        adapters.sort(key=lambda artifact: artifact.manifest.version)
+        in_use = (self.ready, self.active)
+        needless = [a for a in adapters[:-KEPT_VERSIONS] if a.manifest.version not in in_use]
+        needless += [a for a in self._store.complete() if newest.is_sibling(a, "delta")]
+        for kind in ("adapter", "delta"):  # what a killed or disconnected session left
+            needless += [a for a in self._store.unfinished() if newest.is_sibling(a, kind)]
+        for artifact in needless:
+            if artifact.id not in [kept.id for kept in newest.artifacts]:
+                self.deltas.drop(artifact)

@@ -23,7 +23,7 @@ from echo_node.downloads import Downloads, fetch_deadline_s, size_of
 from echo_node.engines.base import EngineInfo
 from echo_node.engines.remote import RemoteEngine
 from echo_node.events import Engine, Event, Joined, Step, Trouble
-from echo_node.hub import ANSWER_S, Greeting, Hub
+from echo_node.hub import ANSWER_S, Greeting, Hub, Offer
 from echo_node.notice import Notice
 from echo_node.outbox import Outbox
 from echo_node.policies import Policies
@@ -36,6 +36,7 @@ from echo_p2p.errors import (
     ConfigError,
     DeadlineError,
     EngineError,
+    FarVersionError,
     ManifestError,
     NetError,
     PeerRefusedError,
@@ -212,8 +213,8 @@ class Sessions:
             )
         self._run = run
         self._note_time(greeting.hub_time)
-        if greeting.adapter is not None:
-            self._parts.policies.offer(greeting.adapter)
+        if greeting.newest is not None:
+            self._offer(greeting.newest)
         self._report(
             Joined(
                 run=run.run_id,
@@ -223,6 +224,13 @@ class Sessions:
                 **self._parts.peer.limits.as_text(),
             )
         )
+
+    def _offer(self, offer: Offer) -> None:
+        """A version too far ahead is a fault of the hub's, and may pass: work goes on without."""
+        try:
+            self._parts.policies.offer(offer)
+        except FarVersionError as error:
+            self._report(Trouble(message=str(error)))
 
     def _note_time(self, hub_time: float) -> None:
         self._clock_offset = hub_time - time.time()
@@ -282,7 +290,7 @@ class Sessions:
         self.held = True
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(hub.watch, self._parts.policies.offer, self._note_time)
+                nursery.start_soon(hub.watch, self._offer, self._note_time)
                 nursery.start_soon(self._parts.policies.follow, hub.peer_id)
                 nursery.start_soon(self.worker.take_leases, hub)
                 nursery.start_soon(self._parts.outbox.deliver, hub)

@@ -28,6 +28,7 @@ FIELDS = {
     "max_lag",
     "bytes_from_hub",
     "bytes_from_peers",
+    "bytes_saved_by_deltas",
     "peer_share",
     "last_node_s",
     "learner_idle_fraction",

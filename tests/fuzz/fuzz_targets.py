@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,19 @@ from blake3 import blake3
 
 from echo_p2p import PROTOCOL, wire
 from echo_p2p.artifact import bitmap
+from echo_p2p.artifact.delta import ReadAt, Segment, decode, encode
 from echo_p2p.artifact.manifest import DIGEST_BYTES, Artifact
 from echo_p2p.bootstrap import Bootstrap, default_path
 from echo_p2p.envelope import open_envelope, seal
-from echo_p2p.errors import ConfigError, EchoError, WireError
+from echo_p2p.errors import ConfigError, DeltaError, EchoError, WireError
 from echo_p2p.identity import Identity
 from echo_p2p.toml import parse_toml
-from echo_p2p.wire import FileEntry, Manifest, Signed
+from echo_p2p.wire import DeltaOf, FileEntry, Manifest, Signed
 
 HUB = Identity.from_seed(bytes(32))
 ROOT = Path("/store/files")
+DELTA_PARENT = bytes(range(256)) * 2
+DELTA_TARGET = DELTA_PARENT[8:408] + bytes(200)
 
 SIGNED = sorted(wire.MAX_SIGNED_BYTES, key=lambda kind: kind.__name__)
 UNIONS: list[Any] = [
@@ -119,6 +123,25 @@ def chunk_set(data: bytes) -> bool:
     return True
 
 
+def delta(data: bytes) -> bool:
+    """Bytes as a delta: what it decodes to has the size that was promised."""
+    parent = memoryview(DELTA_PARENT)
+
+    def parent_at(offset: int, length: int) -> bytes:
+        assert 0 <= offset <= offset + length <= len(parent)
+        return bytes(parent[offset : offset + length])
+
+    blocks = decode(
+        BytesIO(data).read, parent_at, parent_bytes=len(parent), target_bytes=len(DELTA_TARGET)
+    )
+    try:
+        decoded = sum(map(len, blocks))
+    except DeltaError:
+        return False
+    assert decoded == len(DELTA_TARGET)
+    return True
+
+
 def bootstrap(data: bytes) -> bool:
     """Bytes as a bootstrap file."""
     try:
@@ -150,11 +173,19 @@ def _a_manifest() -> Manifest:
         chunks=b"".join(blake3(bytes([n])).digest() for n in range(5)),
         content=bytes(32),
         created_at=1.0,
+        delta=None,
     )
 
 
 def _manifests() -> list[bytes]:
-    return [wire.encode(_a_manifest())]
+    plain = _a_manifest()
+    to_plain = msgspec.structs.replace(
+        plain,
+        kind="delta",
+        files=(FileEntry(name="delta", size=4700),),
+        delta=DeltaOf(parent=bytes(32), target=b"t" * 32),
+    )
+    return [wire.encode(plain), wire.encode(to_plain)]
 
 
 def _signed() -> list[bytes]:
@@ -183,8 +214,8 @@ def _messages() -> list[bytes]:
         wire.ChunkReply(index=2, data=b"data"),
         wire.PeersReply(peers=(("/ip4/1.2.3.4/tcp/1/p2p/x",),)),
         wire.Obtained(artifact=bytes(32), seconds=1.0, from_hub=3, from_peers=4),
-        wire.Latest(run=b"r", base=b"b", adapter=None, hub_time=1.0),
-        wire.Announcement(adapter=b"a"),
+        wire.Latest(run=b"r", base=b"b", adapter=None, delta=None, hub_time=1.0),
+        wire.Announcement(adapter=b"a", delta=None),
         wire.Refusal(code="no", sentence="No."),
     ]
     return [wire.encode(one) for one in some]
@@ -192,6 +223,14 @@ def _messages() -> list[bytes]:
 
 def _chunk_sets() -> list[bytes]:
     return [b"\x09\x00\xff\x01", b"\x00\x01" + bytes(32) + b"\x01", b"\xff\xff"]
+
+
+def _deltas() -> list[bytes]:
+    def at(data: bytes) -> ReadAt:
+        return lambda offset, length: data[offset : offset + length]
+
+    pieces = [Segment(400, 4, 8), Segment(100, 2, None), Segment(100, 1, 0)]
+    return [b"".join(encode(pieces, at(DELTA_TARGET), at(DELTA_PARENT)))]
 
 
 def _bootstraps() -> list[bytes]:
@@ -204,5 +243,6 @@ TARGETS = {
     "messages": Target(messages, _messages),
     "manifest": Target(manifest, _manifests),
     "bitmap": Target(chunk_set, _chunk_sets),
+    "delta": Target(delta, _deltas),
     "bootstrap": Target(bootstrap, _bootstraps),
 }

@@ -94,7 +94,9 @@ class Hub:
             say(bad_chunk_from=message.peer)
         else:
             envelope = self._newest.envelope if self._newest else b""
-            return Latest(run=b"r" * 200, base=b"b" * 200, adapter=envelope, hub_time=time.time())
+            return Latest(
+                run=b"r" * 200, base=b"b" * 200, adapter=envelope, delta=None, hub_time=time.time()
+            )
         return Done()
 
     async def _watch(self, remote: Remote, stream: Stream) -> None:
@@ -105,7 +107,7 @@ class Hub:
             while self._newest is None or self._newest is seen:
                 await self._changed.wait()
             seen = self._newest
-            await stream.send(encode(Announcement(adapter=seen.envelope)))
+            await stream.send(encode(Announcement(adapter=seen.envelope, delta=None)))
 
     async def obey(self) -> None:
         async for order in orders():

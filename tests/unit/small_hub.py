@@ -14,7 +14,8 @@ from engine_models import CONTEXT, VOCAB
 from echo_node.engines.base import Completion, EngineInfo, Job
 from echo_node.engines.torch import TorchEngine
 from echo_node.notice import Notice
-from echo_p2p.artifact.manifest import Artifact, build_manifest
+from echo_p2p.artifact.manifest import DELTA_FILE, Artifact, build_manifest
+from echo_p2p.artifact.rebuild import make_delta
 from echo_p2p.artifact.store import Store
 from echo_p2p.envelope import Opened, open_envelope, seal
 from echo_p2p.errors import PeerRefusedError
@@ -26,6 +27,7 @@ from echo_p2p.wire import (
     CONTROL_PROTOCOL,
     WATCH_PROTOCOL,
     Announcement,
+    DeltaOf,
     Done,
     Heartbeat,
     Hello,
@@ -83,20 +85,35 @@ class SmallHub:
         self._numbers = itertools.count(1)
         self._base = self._add("base", 0, base)
         self._adapter: Artifact | None = None
+        self._delta: Artifact | None = None
         self._exchange: Exchange | None = None
 
-    def _add(self, kind: str, version: int, folder: Path) -> Artifact:
+    def _add(self, kind: str, version: int, folder: Path, delta: DeltaOf | None = None) -> Artifact:
         manifest = build_manifest(
-            folder, run_id=RUN_ID, kind=kind, version=version, chunk_bytes=65536, created_at=1.0
-        )  # type: ignore[arg-type]
+            folder, run_id=RUN_ID, kind=kind, version=version, chunk_bytes=65536, created_at=1.0,
+            delta=delta,
+        )  # type: ignore[arg-type]  # fmt: skip
         artifact = Artifact.sign(self.identity, manifest)
         self._store.add(artifact, folder)
         return artifact
 
-    def publish(self, version: int, folder: Path) -> None:
-        self._adapter = self._add("adapter", version, folder)
+    def publish(self, version: int, folder: Path, *, delta: Path | None = None) -> None:
+        """A version; with `delta`, a folder to make one in (or, if it has one, to take it from)."""
+        parent, self._adapter, self._delta = (
+            self._adapter,
+            self._add("adapter", version, folder),
+            None,
+        )
+        if delta is not None:
+            assert parent is not None
+            if not delta.exists():
+                delta.mkdir()
+                make_delta(self._store, parent, self._adapter, delta / DELTA_FILE)
+            joins = DeltaOf(parent=parent.id, target=self._adapter.id)
+            self._delta = self._add("delta", version, delta, joins)
         if self._exchange is not None:
-            self._exchange.offer(self._adapter.id)
+            for artifact in filter(None, (self._adapter, self._delta)):
+                self._exchange.offer(artifact.id)
         self.changed.tell()
 
     def order(self, count: int, **fields: object) -> None:
@@ -110,7 +127,7 @@ class SmallHub:
     async def on_the_network(self, listen: str = "/ip4/127.0.0.1/tcp/0") -> AsyncIterator[Peer]:
         async with open_peer(self.identity, [listen]) as peer:
             self._exchange = Exchange(peer, self._store, hub=HubSide())
-            for artifact in filter(None, (self._base, self._adapter)):
+            for artifact in filter(None, (self._base, self._adapter, self._delta)):
                 self._exchange.offer(artifact.id)
             answer(peer, CONTROL_PROTOCOL, HubRequest, self._answer, deadline_s=30.0)
             peer.serve_stream(WATCH_PROTOCOL, self._watch)
@@ -154,6 +171,7 @@ class SmallHub:
             base=self._base.envelope,
             adapter=None if self._adapter is None else self._adapter.envelope,
             hub_time=time.time(),
+            delta=None if self._delta is None else self._delta.envelope,
         )
 
     async def _grant(self, remote: Remote, request: LeaseRequest) -> LeaseGrant:
@@ -217,7 +235,8 @@ class SmallHub:
                 await self.changed.until(lambda: self._adapter not in [None, *sent[-1:]])
             if self._adapter is not None and self._adapter not in sent[-1:]:
                 sent.append(self._adapter)
-                await stream.send(encode(Announcement(adapter=sent[-1].envelope)))
+                delta = None if self._delta is None else self._delta.envelope
+                await stream.send(encode(Announcement(adapter=sent[-1].envelope, delta=delta)))
             elif self.heartbeats:
                 await stream.send(encode(Heartbeat(hub_time=time.time())))
 

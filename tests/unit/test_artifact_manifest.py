@@ -18,12 +18,13 @@ from echo_p2p.artifact.manifest import (
     Layout,
     artifact_id,
     build_manifest,
+    check_leads_to,
     check_manifest,
 )
 from echo_p2p.envelope import seal
 from echo_p2p.errors import EchoError, ManifestError, SignatureError, WireError
 from echo_p2p.identity import Identity
-from echo_p2p.wire import FileEntry, Manifest
+from echo_p2p.wire import DeltaOf, FileEntry, Manifest
 
 HUB = Identity.from_seed(bytes(32))
 
@@ -39,6 +40,7 @@ def manifest_of(sizes: dict[str, int], **changes: object) -> Manifest:
         chunks=bytes(32) * -(-total // 1024),
         content=bytes(32),
         created_at=0.0,
+        delta=None,
     )
     return msgspec.structs.replace(manifest, **changes)
 
@@ -251,3 +253,51 @@ def test_bitmaps(count: int, data: st.DataObject) -> None:
 def test_bitmaps_of_another_size_are_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         bitmap.from_bytes(data, 11)
+
+
+def delta_of(target: Artifact, **changes: object) -> Manifest:
+    joins = DeltaOf(parent=bytes(32), target=target.id)
+    return manifest_of({"delta": 900}, **{"kind": "delta", "delta": joins, **changes})
+
+
+def test_a_delta_leads_to_its_target() -> None:
+    target = Artifact.sign(HUB, manifest_of({"a": 1000}))
+    check_leads_to(Artifact.sign(HUB, delta_of(target)), target)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": "adapter"},
+        {"delta": None},
+        {"delta": DeltaOf(parent=bytes(32), target=bytes(32))},
+        {"files": (FileEntry(name="other", size=900),)},
+        {"files": (FileEntry(name="delta", size=890), FileEntry(name="more", size=10))},
+    ],
+)
+def test_a_manifest_that_is_half_a_deltas_is_refused(changes: dict[str, object]) -> None:
+    target = Artifact.sign(HUB, manifest_of({"a": 1000}))
+    with pytest.raises(ManifestError, match="delta"):
+        Artifact.sign(HUB, delta_of(target, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_id": "other"},
+        {"version": 2},
+        {"delta": DeltaOf(parent=bytes(32), target=bytes(31) + b"x")},
+        {"files": (FileEntry(name="delta", size=1000),)},
+    ],
+)
+def test_a_delta_that_leads_elsewhere_is_refused(changes: dict[str, object]) -> None:
+    target = Artifact.sign(HUB, manifest_of({"a": 1000}))
+    with pytest.raises(ManifestError):
+        check_leads_to(Artifact.sign(HUB, delta_of(target, **changes)), target)
+
+
+def test_a_delta_of_another_hub_and_what_is_none_are_refused() -> None:
+    target = Artifact.sign(HUB, manifest_of({"a": 1000}))
+    for delta in (Artifact.sign(Identity.create(), delta_of(target)), target):
+        with pytest.raises(ManifestError, match="is no delta to"):
+            check_leads_to(delta, target)

@@ -45,6 +45,7 @@ def artifact_of(data: bytes, named: dict[str, int], **changes: object) -> Artifa
         chunks=b"".join(blake3(piece).digest() for piece in pieces),
         content=blake3(data).digest(),
         created_at=0.0,
+        delta=None,
     )
     return Artifact.sign(HUB, msgspec.structs.replace(manifest, **changes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -429,6 +430,75 @@ async def test_downloads_are_shown_and_the_hub_is_told_of_each_once(
     for told in hub.obtained:
         assert (told.from_hub, told.from_peers) == (artifacts[told.artifact].layout.total_bytes, 0)
     assert {told.artifact for told in hub.obtained} == set(artifacts)
+
+
+def a_step_further(adapter: Path, folder: Path) -> Path:
+    """The adapter after one small update."""
+    shutil.copytree(adapter, folder)
+    weights = folder / "adapter_model.safetensors"
+    torch.manual_seed(0)
+    save_file({k: v + 1e-4 * torch.randn_like(v) for k, v in load_file(weights).items()}, weights)
+    return folder
+
+
+@in_trio
+async def test_a_version_comes_by_its_delta_and_is_the_same(
+    hub: SmallHub, base: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    versions = [adapters[0], a_step_further(adapters[0], tmp_path / "v1")]
+    hub.publish(0, versions[0])
+    async with hub.on_the_network() as peer, a_node(hub, peer.addresses, tmp_path) as running:
+        await hub.changed.until(lambda: running.of(Version))
+        hub.publish(1, versions[1], delta=tmp_path / "delta")
+        await hub.changed.until(lambda: running.of(Version)[1:])
+        hub.order(1)
+        await hub.changed.until(lambda: hub.answered() == 1)
+        await hub.changed.until(
+            lambda: [event for event in running.of(Progress) if event.bytes_saved > 0]  # type: ignore[attr-defined]
+        )
+        await hub.changed.until(lambda: len(hub.obtained) == 3)
+    assert not running.of(Trouble)
+    (lease_id,) = hub.granted
+    assert check_group(hub, lease_id, base, versions).version == 1
+    newest, delta = hub._adapter, hub._delta
+    assert newest is not None
+    assert delta is not None
+    assert hub.obtained[-1].artifact == newest.id
+    assert hub.obtained[-1].from_hub == delta.layout.total_bytes
+
+
+@in_trio
+async def test_a_delta_that_is_none_is_said_and_the_snapshot_fetched(
+    hub: SmallHub, base: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    hub.publish(0, adapters[0])
+    (tmp_path / "delta").mkdir()
+    (tmp_path / "delta" / "delta").write_bytes(b"no delta")
+    async with hub.on_the_network() as peer, a_node(hub, peer.addresses, tmp_path) as running:
+        await hub.changed.until(lambda: running.of(Version))
+        hub.publish(1, adapters[1], delta=tmp_path / "delta")
+        await hub.changed.until(lambda: running.of(Version)[1:])
+        hub.order(1)
+        await hub.changed.until(lambda: hub.answered() == 1)
+    (trouble,) = running.of(Trouble)
+    assert "The delta to version 1 is of no use" in trouble.message  # type: ignore[attr-defined]
+    (lease_id,) = hub.granted
+    assert check_group(hub, lease_id, base, adapters).version == 1
+
+
+@in_trio
+async def test_a_version_beyond_belief_is_said_and_passed_over(
+    hub: SmallHub, adapters: list[Path], tmp_path: Path
+) -> None:
+    hub.publish(0, adapters[0])
+    async with hub.on_the_network() as peer, a_node(hub, peer.addresses, tmp_path) as running:
+        await hub.changed.until(lambda: running.of(Version))
+        hub.publish(2**31 - 1, adapters[1])
+        await hub.changed.until(lambda: running.of(Trouble))
+        hub.publish(1, adapters[2])
+        await hub.changed.until(lambda: running.of(Version)[1:])
+    assert [event.version for event in running.of(Version)] == [0, 1]  # type: ignore[attr-defined]
+    assert "version 2147483647 after version 0" in running.of(Trouble)[0].message  # type: ignore[attr-defined]
 
 
 @in_trio

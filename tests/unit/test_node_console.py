@@ -41,6 +41,7 @@ COUNTS = {
     "bytes_from_hub": 1_234_567,
     "bytes_from_peers": 999,
     "bytes_sent": 0,
+    "bytes_saved": 0,
 }
 
 
