@@ -7,7 +7,8 @@ verified on its disk. All programs are real ones, and as in a run they are conne
     python benchmarks/broadcast.py [--rows a,b,...] [--repeats 3] [--json | --markdown]
 
 "ratio" is seconds over the bound, "hub copies" what left through the hub's link in copies of the
-artifact, "CPU s" that of all programs together, "MiB" the most memory a node ever held.
+artifact, "CPU s" that of all programs together, "MiB" the most memory a node ever held. Rivals
+(`pip install -e '.[bench]'`) are measured in the first setting.
 """
 
 from __future__ import annotations
@@ -18,20 +19,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from broadcast_costs import measure_cpu, measure_latency
-from broadcast_settings import LATENCY, chosen
+from broadcast_rivals import measure_rivals
+from broadcast_settings import LATENCY, SETTINGS, chosen
 from broadcast_trials import measure
 from rich.console import Console
 from rich.table import Table
 
 Record = dict[str, Any]
 CPU_MIB = 256
-ROWS = "a,b,c,d,e,f,latency,cpu"
+ROWS = "a,b,c,d,e,f,rivals,latency,cpu"
 
 
 def run(rows: list[str], repeats: int) -> Iterator[tuple[str, Record]]:
     """The rows, as they are measured, each with the title of its table."""
     for setting in chosen(rows):
         yield "broadcast", measure(setting, repeats).record()
+    if "rivals" in rows:
+        for result in measure_rivals(SETTINGS[0], repeats):
+            yield "broadcast", result.record()
     if "latency" in rows:
         for record in measure_latency(LATENCY, repeats):
             yield "what is newest?", record

@@ -26,8 +26,9 @@ INF = float("inf")
 class Setting:
     """One row: links, delay, and what is asked of us.
 
-    `asked`: the most times the bound it may take. `harm`: how many nodes are killed, and how many
-    stopped, when they have about a third; only the others count.
+    `asked`: the most times the bound it may take. `silent`: so many nodes, the last ones, have set
+    an upload limit of 0. `harm`: how many nodes are killed, and how many stopped, when they have
+    about a third; only the others count.
     """
 
     key: str
@@ -37,6 +38,7 @@ class Setting:
     asked: float | None = None
     mib: int = 64
     rtt_s: float = 0.0
+    silent: int = 0
     harm: tuple[int, int] = (0, 0)
     chunk_kib: int = 1024
 
@@ -49,12 +51,17 @@ class Setting:
         """The nodes that nothing is done to."""
         return range(sum(self.harm), len(self.nodes))
 
+    def limits(self, number: int) -> tuple[str, ...]:
+        """What a node, by its number from 0, gets for arguments."""
+        return ("0",) if number >= len(self.nodes) - self.silent else ()
+
     @property
     def bound_s(self) -> float:
         """The least time until all survivors have the artifact, sent by all that survive."""
         nodes = [self.nodes[number] for number in self.survivors]
+        giving = nodes[: len(nodes) - self.silent]
         up = _rate(self.hub.up)
-        together = up + sum(_rate(node.up) for node in nodes)
+        together = up + sum(_rate(node.up) for node in giving)
         down = min(_rate(node.down) for node in nodes)
         return max(self.size / up, self.size / down, len(nodes) * self.size / together)
 
@@ -68,7 +75,7 @@ def _nodes(count: int, up: float | None = None) -> tuple[Link, ...]:
 
 
 HUB20, HUB5 = Link(up=20 * MB), Link(up=5 * MB)
-MIXED = tuple(Link(up=up * MB) for up in (1, 2, 4, 8, 12, 20))
+MIXED = tuple(Link(up=up * MB) for up in (1, 2, 4, 8, 12, 20, 1, 1))
 
 SETTINGS = (
     Setting("a", "8 nodes, hub 20 MB/s, nodes uncapped", HUB20, _nodes(8), 1.10),
@@ -76,6 +83,9 @@ SETTINGS = (
     Setting("c4", "4 nodes, hub 5", HUB5, _nodes(4), 1.25, mib=16),
     Setting("c16", "16 nodes, hub 5", HUB5, _nodes(16), 1.25, mib=16),
     Setting("c32", "32 nodes, hub 5", HUB5, _nodes(32), 1.25, mib=16),
+    Setting(
+        "d", "8 nodes, hub 20, nodes 1 to 20 up, two give nothing", HUB20, MIXED, 1.25, silent=2
+    ),
     Setting("e50", "8 nodes, hub 20, 50 ms round trip", HUB20, _nodes(8), 1.25, rtt_s=0.05),
     Setting("e150", "8 nodes, hub 20, 150 ms round trip", HUB20, _nodes(8), 1.25, rtt_s=0.15),
     Setting("f", "8 nodes, hub 20, 3 killed, 1 stopped", HUB20, _nodes(8), 1.5, harm=(3, 1)),

@@ -6,7 +6,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,15 +84,24 @@ def measure(setting: Setting, repeats: int, *, alone: bool = False) -> Result:
     system = "echo-p2p, hub to each node" if alone else "echo-p2p"
     if any(setting.harm):
         return Result(system, setting, [_harmed(setting) for _ in range(repeats)])
-    with scratch() as root:
-        links = setting.hub, setting.nodes
-        with open_swarm(root, *links, rtt_s=setting.rtt_s, alone=alone) as swarm:
-            return Result(system, setting, [_trial(swarm, setting) for _ in range(repeats)])
+    with scratch() as root, _open(setting, root, alone=alone) as swarm:
+        return Result(system, setting, [_trial(swarm, setting) for _ in range(repeats)])
+
+
+def _open(setting: Setting, root: Path, *, alone: bool = False) -> AbstractContextManager[Swarm]:
+    return open_swarm(
+        root,
+        setting.hub,
+        setting.nodes,
+        rtt_s=setting.rtt_s,
+        alone=alone,
+        arguments=setting.limits,
+    )
 
 
 def _harmed(setting: Setting) -> Trial:
     """A broadcast in which nodes are killed and stopped; each needs a swarm of its own."""
-    with scratch() as root, open_swarm(root, setting.hub, setting.nodes) as swarm:
+    with scratch() as root, _open(setting, root) as swarm:
         return _trial(swarm, setting)
 
 

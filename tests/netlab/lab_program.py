@@ -1,11 +1,12 @@
 """A hub or a node in the network lab, as a process: what a run uses, without learner and engine.
 
-    lab_program.py hub STORE LISTEN
-    lab_program.py node STORE LISTEN HUB
-    lab_program.py leaf STORE LISTEN NODE
+    lab_program.py hub STORE LISTEN [UPLOAD [DOWNLOAD]]
+    lab_program.py node STORE LISTEN HUB [UPLOAD [DOWNLOAD]]
+    lab_program.py leaf STORE LISTEN NODE [UPLOAD [DOWNLOAD]]
 
 The hub publishes as in a run, over the streams that nodes watch; the nodes fetch what is announced.
-A leaf has one peer and no hub; it fetches what it is ordered to. Orders come in and news goes out
+A leaf has one peer and no hub; it fetches what it is ordered to. UPLOAD and DOWNLOAD are limits, as
+`--max-upload` and `--max-download` take them. Orders come in and news goes out
 as JSON lines. Times are `time.monotonic()`, which all processes of a machine share. Ends when its
 input does.
 """
@@ -33,6 +34,7 @@ from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, open_peer
 from echo_p2p.net.rpc import answer, ask
 from echo_p2p.net.stream import Remote, Stream
+from echo_p2p.rates import UNLIMITED, Limits, parse_limits
 from echo_p2p.swarm.exchange import Exchange, HubSide
 from echo_p2p.wire import (
     CONTROL_PROTOCOL,
@@ -150,13 +152,17 @@ class Hub:
         del self._made[:-KEPT]
 
 
-async def hub(folder: str, listen: str) -> None:
+async def hub(folder: str, listen: str, *limits: str) -> None:
     root = Path(folder)
     with Store(root / "store", cap_bytes=None) as store:
-        async with open_peer(Identity.create(), [listen]) as peer:
+        async with open_peer(Identity.create(), [listen], limits=limits_of(*limits)) as peer:
             made = Hub(root, store, peer)
             say(address=peer.addresses[0])
             await made.obey()
+
+
+def limits_of(upload: str = UNLIMITED, download: str = UNLIMITED) -> Limits:
+    return parse_limits(upload=upload, download=download)
 
 
 class Node:
@@ -239,18 +245,20 @@ class Node:
 
 
 @asynccontextmanager
-async def open_node(folder: str, listen: str) -> AsyncIterator[tuple[Store, Peer, trio.Nursery]]:
+async def open_node(
+    folder: str, listen: str, *limits: str
+) -> AsyncIterator[tuple[Store, Peer, trio.Nursery]]:
     with Store(Path(folder) / "store", cap_bytes=None) as store:
         async with (
-            open_peer(Identity.create(), [listen]) as peer,
+            open_peer(Identity.create(), [listen], limits=limits_of(*limits)) as peer,
             trio.open_nursery() as nursery,
         ):
             yield store, peer, nursery
             nursery.cancel_scope.cancel()
 
 
-async def node(folder: str, listen: str, hub_address: str) -> None:
-    async with open_node(folder, listen) as (store, peer, nursery):
+async def node(folder: str, listen: str, hub_address: str, *limits: str) -> None:
+    async with open_node(folder, listen, *limits) as (store, peer, nursery):
         hub_id = await peer.connect([hub_address], deadline_s=HELLO_S)
         hello = Hello(
             protocol=PROTOCOL,
@@ -266,8 +274,8 @@ async def node(folder: str, listen: str, hub_address: str) -> None:
         await made.obey()
 
 
-async def leaf(folder: str, listen: str, address: str) -> None:
-    async with open_node(folder, listen) as (store, peer, nursery):
+async def leaf(folder: str, listen: str, address: str, *limits: str) -> None:
+    async with open_node(folder, listen, *limits) as (store, peer, nursery):
         await peer.connect([address], deadline_s=HELLO_S)
         say(address=peer.addresses[0])
         await Node(store, peer, None, nursery).obey()

@@ -31,10 +31,14 @@ PROGRAM = Path(__file__).with_name("lab_program.py")
 class Program:
     """A process in the lab that says JSON lines and takes them."""
 
-    def __init__(self, host: Host, *arguments: object) -> None:
+    def __init__(self, host: Host, *arguments: object, stderr: int | None = None) -> None:
         self.host = host
         self.process = host.start(
-            *map(str, arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            *map(str, arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
         )
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -157,17 +161,19 @@ def open_swarm(
     *,
     rtt_s: float = 0.0,
     alone: bool = False,
+    hub_limits: Sequence[str] = (),
     arguments: Callable[[int], Sequence[str]] = lambda _: (),
 ) -> Iterator[Swarm]:
     """A hub and nodes "n1", "n2", ... with these links; `root` is an empty folder.
 
     `alone`: the nodes are leaves of the hub and know nobody else.
+    `hub_limits` are arguments of `lab_program.py` for the hub.
     `arguments` are further ones of `lab_program.py` for each node, by its number from 0.
     """
     links = {"hub": hub} | {f"n{number}": link for number, link in enumerate(nodes, 1)}
     with open_lab(links, rtt_s=rtt_s) as hosts:
         deadline = time.monotonic() + START_S
-        center = start_program(hosts["hub"], root, "hub")
+        center = start_program(hosts["hub"], root, "hub", *hub_limits)
         address = center.next(deadline, address=None)["address"]
         role = "leaf" if alone else "node"
         members = [
