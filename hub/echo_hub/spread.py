@@ -26,6 +26,8 @@ MOST_NODES = 10_000
 OPEN_VERSIONS = 4
 MOST_PAST = 1000
 """Versions, and the base besides."""
+SHOWN = 10
+"""Versions that a summary has one by one."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def summary_of(spreads: Iterable[Spread]) -> dict[str, Any]:
         "last_s_median": _rounded(median_last_s(adapters)),
         "peer_share": _rounded(share_from_peers(known)),
         "latest": adapters[-1].as_dict() if adapters else None,
+        "recent": [one.as_dict() for one in adapters[-SHOWN:]],
         "base": base.as_dict() if base is not None else None,
     }
 

@@ -15,7 +15,7 @@ from echo_hub import ledger_swarm
 from echo_hub import spread as spread_module
 from echo_hub.accusations import MOST_ACCUSED, QUORUM, Accusations
 from echo_hub.ledger import Ledger, read_facts, read_nodes
-from echo_hub.spread import OPEN_VERSIONS, Spread, Spreads, sentence_of, summary_of
+from echo_hub.spread import OPEN_VERSIONS, SHOWN, Spread, Spreads, sentence_of, summary_of
 
 BASE = Spread(artifact=b"base", kind="base", version=0, size=1000, at=50.0)
 NODES = [f"node {number}" for number in range(10)]
@@ -106,7 +106,8 @@ def test_old_versions_are_closed_with_what_was_known_of_them() -> None:
     summary = summary_of(spreads.all())
     assert (summary["versions"], summary["versions_everywhere"]) == (10, 10)
     assert summary["last_s_median"] == 0.5
-    assert summary["latest"]["version"] == 10
+    assert summary["latest"] == summary["recent"][-1]
+    assert [one["version"] for one in summary["recent"]] == [*range(1, 11)][-SHOWN:]
 
 
 def test_only_what_changed_is_written() -> None:
