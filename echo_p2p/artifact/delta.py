@@ -180,20 +180,22 @@ def _residual(words: Words, parent: Words) -> Words:
     if words.itemsize == 1:
         return words ^ parent
     step = words - parent
-    one = words.dtype.type(1)
-    return (step << one) ^ _negative(step >> words.dtype.type(8 * words.itemsize - 1))
+    sign = step.view(f"<i{words.itemsize}") >> (8 * words.itemsize - 1)  # 0, or all ones
+    step <<= words.dtype.type(1)
+    step ^= sign.view(words.dtype)
+    return step
 
 
 def _restored(residual: Words, parent: Words) -> Words:
     if residual.itemsize == 1:
         return residual ^ parent
     one = residual.dtype.type(1)
-    return ((residual >> one) ^ _negative(residual & one)) + parent
-
-
-def _negative(words: Words) -> Words:
-    """Two's complement: 0 stays, 1 becomes all ones."""
-    return ~words + words.dtype.type(1)
+    sign = residual & one
+    np.negative(sign, out=sign)  # 0, or all ones
+    words = residual >> one
+    words ^= sign
+    words += parent
+    return words
 
 
 def _split(words: Words) -> Planes:
