@@ -43,6 +43,7 @@ PackedTokens = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
 PackedLogprobs = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
 EnvelopeBytes = Annotated[bytes, Meta(max_length=8 * MIB)]
 Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
+MAX_BACKLOG_S = 3600.0
 ByteCount = Annotated[int, Meta(ge=0, lt=2**44)]
 
 
@@ -307,17 +308,20 @@ class HaveReply(Message, frozen=True):
 
 
 class ChunkRequest(Message, frozen=True):
-    """Ask for one chunk.
+    """Ask for one chunk; it is sent when its turn has come.
 
     `index` names it. With `index` None (hub only) the asker lists what it `lacks`, and the hub
-    picks the one it has sent least often, or answers `Elsewhere` if every one of them is already
-    on its way to somebody and `insist` is false.
+    picks one that it has sent to nobody, or answers `Elsewhere` if there is none and `insist` is
+    false. `Elsewhere` is also its answer to a named chunk that the asker can get from others.
+    `backlog_s`, beside `lacks`: how long a chunk would wait at the asker until it is passed on;
+    None if the asker passes nothing on.
     """
 
     artifact: Bytes32
     index: Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)] | None
     lacks: Bitmap
     insist: bool
+    backlog_s: Annotated[float, Meta(ge=0, le=MAX_BACKLOG_S)] | None
 
 
 class ChunkReply(Message, frozen=True):

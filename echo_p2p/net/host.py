@@ -95,6 +95,10 @@ class Peer:
         """The peers we have a live connection to."""
         return self._host.connected_peers()
 
+    def rtt_s(self, peer_id: str) -> float:
+        """The round trip to a connected peer, in seconds; 0 if there is no connection."""
+        return self._host.rtt_s(peer_id)
+
     async def disconnect(self, peer_id: str) -> None:
         """Close all connections to a peer."""
         with trio.move_on_after(tuning.CLOSE_S):

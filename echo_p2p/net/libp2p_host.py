@@ -125,6 +125,12 @@ class Host(BasicHost):  # type: ignore[misc]
             for connection in self.get_network().get_connections(ID.from_string(peer_id))
         )
 
+    def rtt_s(self, peer_id: str) -> float:
+        """The shortest round trip seen on a live connection to a peer; 0 without one."""
+        connections = self.get_network().get_connections(ID.from_string(peer_id))
+        times = [c.muxed_conn.least_rtt_s for c in connections if not c.muxed_conn.is_closed]
+        return float(min(times, default=0.0))
+
     def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
         return
 

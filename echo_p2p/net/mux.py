@@ -65,6 +65,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         self.streams: dict[int, MuxedStream] = {}
         self.space = ParkingLot()
         self.rtt_s = 0.001
+        self._least_rtt_s: float | None = None
         self._channel = channel_of(session)
         self._decoder = Decoder()
         self._next_id = 1 if session.is_initiator else 2
@@ -176,6 +177,11 @@ class Connection(IMuxedConn):  # type: ignore[misc]
             return await self._offered.receive()
         except trio.EndOfChannel as error:
             raise MuxedConnUnavailable("the connection is closed") from error
+
+    @property
+    def least_rtt_s(self) -> float:
+        """The shortest round trip so far: the way, without what waits on it."""
+        return self._least_rtt_s or self.rtt_s
 
     # --- called by streams ----------------------------------------------------------------------
 
@@ -352,6 +358,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
             self.control(PING, ACK, 0, frame.value)
         elif frame.value == self._pings:
             self.rtt_s = max(trio.current_time() - self._pinged_at, 0.001)
+            self._least_rtt_s = min(self.rtt_s, self._least_rtt_s or self.rtt_s)
 
     def _on_open(self, stream_id: int) -> None:
         if not stream_id or stream_id % 2 == self._next_id % 2 or stream_id in self.streams:

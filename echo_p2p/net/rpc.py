@@ -7,14 +7,24 @@ is of the type it answers, or the asker is refused with "bad_message".
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeVar, overload
 
 from echo_p2p.errors import NetError, PeerRefusedError, WireError
 from echo_p2p.net.host import Peer, Remote
+from echo_p2p.net.server import Reply
 from echo_p2p.wire import MAX_CONTROL_BYTES, Message, Refusal, decode, encode
 
 M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A reply, and what is called once: with True when it was sent, False when it could not be."""
+
+    message: Message
+    sent: Callable[[bool], None]
 
 
 @overload
@@ -77,7 +87,7 @@ def answer(
     peer: Peer,
     protocol: str,
     request: type[M] | UnionType,
-    handler: Callable[[Remote, Any], Awaitable[Message]],
+    handler: Callable[[Remote, Any], Awaitable[Message | Sending]],
     *,
     deadline_s: float,
     max_request: int = MAX_CONTROL_BYTES,
@@ -86,12 +96,15 @@ def answer(
     """Answer requests of a type, or of a union of types. See `Peer.serve`."""
     expected: Any = request
 
-    async def handle(remote: Remote, body: bytes) -> bytes:
+    async def handle(remote: Remote, body: bytes) -> bytes | Reply:
         try:
             message = decode(body, expected)
         except WireError as error:
             raise PeerRefusedError(error.message, code="bad_message") from error
-        return encode(await handler(remote, message))
+        reply = await handler(remote, message)
+        if isinstance(reply, Sending):
+            return Reply(encode(reply.message), reply.sent)
+        return encode(reply)
 
     peer.serve(
         protocol, handle, max_request=max_request, deadline_s=deadline_s, concurrency=concurrency

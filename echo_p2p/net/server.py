@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -22,7 +23,16 @@ from echo_p2p.net import tuning
 from echo_p2p.net.stream import Remote, Stream
 from echo_p2p.wire import BULK_PROTOCOLS, Refusal, encode
 
-Handler = Callable[[Remote, bytes], Awaitable[bytes]]
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply, and what is called once: with True when it was sent, False when it could not be."""
+
+    body: bytes
+    sent: Callable[[bool], None] = lambda _: None
+
+
+Handler = Callable[[Remote, bytes], Awaitable[bytes | Reply]]
 StreamHandler = Callable[[Remote, Stream], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
@@ -94,10 +104,17 @@ class Service:
                 return
             async with slots:
                 reply = await self._reply(remote, stream, size)
-                with trio.fail_after(self._deadline_s):
-                    await stream.send(reply)
+                if isinstance(reply, bytes):
+                    reply = Reply(reply)
+                left = False
+                try:
+                    with trio.fail_after(self._deadline_s):
+                        await stream.send(reply.body)
+                    left = True
+                finally:
+                    reply.sent(left)
 
-    async def _reply(self, remote: Remote, stream: Stream, size: int) -> bytes:
+    async def _reply(self, remote: Remote, stream: Stream, size: int) -> bytes | Reply:
         if not size:
             return _refusal("bad_message", "an empty request.")
         if size > self._max_request:
@@ -115,7 +132,7 @@ class Service:
             return _refusal("deadline", f"not carried out in {self._deadline_s:g} s.")
         return reply
 
-    async def _carry_out(self, remote: Remote, body: bytes) -> bytes:
+    async def _carry_out(self, remote: Remote, body: bytes) -> bytes | Reply:
         try:
             return await self._handler(remote, body)
         except PeerRefusedError as error:

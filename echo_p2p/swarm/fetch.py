@@ -20,10 +20,12 @@ from echo_p2p.artifact.store import Partial
 from echo_p2p.errors import ChunkError, NetError, StoreError, WireError
 from echo_p2p.net.host import Peer
 from echo_p2p.net.rpc import ask
-from echo_p2p.swarm.planner import Limits, Order, Planner
+from echo_p2p.swarm.planner import Limits, Planner
+from echo_p2p.swarm.sources import Order
 from echo_p2p.wire import (
     CONTROL_PROTOCOL,
     KIB,
+    MAX_BACKLOG_S,
     SWARM_PROTOCOL,
     BadChunkReport,
     ChunkReply,
@@ -84,6 +86,7 @@ class Fetch:
         hub: the hub's peer id; None takes chunks from connected peers alone.
         distrusted: peers that once sent a bad chunk; added to here.
         arrived: called after each chunk, when it can be served.
+        backlog_s: how long a chunk would wait here to be passed on; None: it would not be.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Fetch:
         distrusted: set[str],
         arrived: Callable[[], None],
         progress: Callable[[Progress], None] | None,
+        backlog_s: Callable[[], float | None],
     ) -> None:
         self.artifact = partial.artifact
         self._layout = partial.artifact.layout
@@ -106,6 +110,7 @@ class Fetch:
         self._distrusted = distrusted
         self._arrived = arrived
         self._progress = progress
+        self._backlog_s = backlog_s
         self._planner = Planner(
             self._layout.count,
             partial.have,
@@ -257,11 +262,13 @@ class Fetch:
 
     async def _ask_for(self, order: Order) -> None:
         picks = order.index is None
+        backlog_s = self._backlog_s() if picks else None
         request = ChunkRequest(
             artifact=self.artifact.id,
             index=order.index,
             lacks=bitmap.to_bytes(order.lacks, self._layout.count) if picks else b"",
             insist=order.insist,
+            backlog_s=None if backlog_s is None else min(backlog_s, MAX_BACKLOG_S),
         )
         reply = await ask(
             self._peer,
@@ -274,7 +281,7 @@ class Fetch:
         )
         if isinstance(reply, ChunkReply):
             await self._take(order, reply.index, reply.data)
-        elif picks:
+        elif order.source == self._hub:
             self._planner.elsewhere(order, trio.current_time())
             if not self._followed:  # so there are others, and we know none
                 self._search_again.set()

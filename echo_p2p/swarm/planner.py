@@ -1,48 +1,77 @@
 """Who asks whom for which chunk, next. Pure: time and randomness come in, requests come out.
 
-The hub scatters, the nodes gather from each other:
+The bound. N nodes, an artifact of F bytes, uplinks `u`, downlinks `d`: no way of sending it ends
+before `max(F / u_hub, F / d_min, N F / (u_hub + sum u))`, since each byte leaves the hub once, each
+node receives F, and together N F are uploaded; a fluid schedule reaches it (Kumar and Ross,
+"Peer-assisted file distribution: the minimum distribution time", 2006; Mutualcast, Li et al., 2005:
+each chunk goes to one node, which passes it to all, and what the hub's uplink has left it sends to
+everybody). What is here approaches it by asking, with rules that keep every uplink busy with
+something useful for as long as anything is lacking:
 
-1. A node keeps a few requests at the hub that say "of what I lack, send me what you have sent to
-   nobody". `scatter` answers with a chunk that no connected node was given, so the hub's uplink
-   carries each chunk about once, and each node soon has something that no other has. When there is
-   no such chunk the hub says `Elsewhere`, and the node leaves it alone.
-2. Whatever a known peer has, the node asks for there and not at the hub: the rarest chunk first
-   (held by one, by two, by more of the peers), from its least busy holder, ties broken at random.
-   A node passes on what it has while it still receives; with every chunk at some node and the
-   rarest moving first, the number of copies of each grows geometrically (Cohen's argument for
-   BitTorrent's local rarest first; Legout et al., IMC 2006).
-3. Nothing waits for ever. A request older than the patience (four times what a chunk has been
-   taking) makes its peer unusable until it answers, and once nothing else is left to ask for, its
-   chunk is asked for elsewhere too. If neither a chunk nor news of one came for one to two
-   patiences, the node insists, and the hub sends what it would not; it goes on insisting until
-   there is news from a peer. Waiting a random time keeps nodes that miss the same chunk from all
-   insisting: the first to insist becomes its source. A failed peer is left alone for a time that
-   doubles, and is given up after `STRIKES` failures; one that sent a bad chunk, at once.
+1. Scatter. A node keeps a few requests at the hub that say "of what nobody I know has, send me
+   what you have sent to nobody" (`scatter`). While there is such a chunk the hub's uplink carries
+   only those, so each leaves it about once, and each node soon has something no other has.
+2. Gather. Whatever a peer has, the node asks for there: the rarest chunk first, from the holder
+   expected to deliver first (`sources` measures them). A node passes on what it has while it still
+   receives; with the rarest moving first, copies of each chunk grow geometrically, so that in a
+   mesh of bounded degree a chunk reaches N nodes in O(log N) steps (Bonald et al., "Epidemic live
+   streaming: optimal performance trade-offs", SIGMETRICS 2008).
+3. Spare. When the peers that hold what is lacking all have as many of our requests as they can
+   answer soon, then uplinks are the limit and the hub's is used too: the node asks the hub for one
+   of those chunks by name. The hub agrees if it has nothing new to send, within its budget.
+4. Few at a time. Uplinks serve one or two requests and queue the rest (`uploads`), so a chunk is
+   passed on a chunk's time after it came; an asker keeps at a source no more than covers the round
+   trip. A request in a queue is not a stall: a source's pace is known, and so is when to give up.
+5. End. When all that is lacking has been asked for, what is expected late is asked for a second
+   time where it is expected in less than half that time; the first answer cancels the other.
+6. Nothing waits for ever. A source that gives nothing for its patience is not counted on until it
+   gives something. If neither a chunk nor news of one came for one to two patiences, the node
+   insists, and the hub sends what it would not; it goes on insisting until there is news from a
+   peer. Waiting a random time keeps nodes that miss the same chunk from all insisting: the first
+   to insist becomes its source. A failed peer is left alone for a time that doubles, and is given
+   up after `STRIKES` failures; one that sent a bad chunk, at once.
 
-Progress: as long as the hub answers, every chunk arrives, whatever the peers do, since rule 3 ends
-at an insisting request and the hub never refuses one. Calls to `plan` cannot run hot: what it
-returns is bounded by the slots, each slot is freed by an answer, and a source that fails is closed
-for a time; when nothing can be asked, `wake_at` is later than now.
+Why the uplinks stay busy: under rule 1 each node holds chunks that others lack from about
+`N chunk / u_hub` on; by rule 2 every such chunk is asked for by everybody who knows of it; so an
+uplink is idle only when all its peers have what it has. What is lost is the start (the time until
+everybody holds something: chunks should be small, about F / 128), the end (the last chunk in each
+queue, rule 5) and the way (round trips, which rule 4 covers).
+
+Progress: as long as the hub answers, every chunk arrives, whatever the peers do, since rule 6 ends
+at an insisting request and the hub never refuses one for ever. Calls to `plan` cannot run hot: what
+it returns is bounded by the slots, each slot is freed by an answer, and a source that fails or says
+`Elsewhere` is closed for a time; when nothing can be asked, `wake_at` is later than now.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from echo_p2p.artifact import bitmap
+from echo_p2p.swarm.sources import Order, Source
+
+__all__ = ["Limits", "Order", "Planner"]
 
 STRIKES = 5
 _FIRST_BACKOFF_S = 0.25
 _LONGEST_BACKOFF_S = 30.0
+_FIRST_SPARE_PAUSE_S = 0.1
+_LONGEST_SPARE_PAUSE_S = 10.0
+_SOONER = 2.0  # asked for again only where it should come in half the time,
+_LEAST_GAIN_S = 0.1  # and this much earlier
+_SOON_S = 0.2
+_SMOOTH = 0.25
+_HUB_SLACK = 3  # requests in its queue: which chunk it is gets decided when it is sent
 
 
 @dataclass(frozen=True)
 class Limits:
     """Slots of one fetch, and what to expect of a request before any was answered."""
 
-    per_peer: int = 3
-    hub: int = 2
+    per_source: int = 16
+    first_hub: int = 3
     total: int = 32
     least_patience_s: float = 0.5
     most_patience_s: float = 30.0
@@ -50,31 +79,11 @@ class Limits:
 
     @classmethod
     def for_chunks(cls, chunk_bytes: int) -> Limits:
-        """Keep at most 32 MiB (and 4 chunks) in flight; expect 250 kB/s at first."""
+        """Keep at most 32 MiB (and 4 to 64 chunks) in flight; expect 250 kB/s at first."""
         return cls(
-            total=max(4, min(32, (32 << 20) // chunk_bytes)),
+            total=max(4, min(64, (32 << 20) // chunk_bytes)),
             first_patience_s=max(cls.least_patience_s, chunk_bytes / 250e3),
         )
-
-
-@dataclass(frozen=True)
-class Order:
-    """One request to make. `index` None asks the hub to pick among `lacks`."""
-
-    number: int
-    source: str
-    index: int | None
-    lacks: int
-    insist: bool
-    since: float
-
-
-@dataclass
-class _Source:
-    have: int = 0
-    flying: dict[int, Order] = field(default_factory=dict)
-    strikes: int = 0
-    closed_until: float = float("-inf")
 
 
 class Planner:
@@ -102,14 +111,18 @@ class Planner:
         self._limits = limits
         self._rng = rng
         self._hub_id = hub
-        self._hub = _Source()
-        self._peers: dict[str, _Source] = {}
+        self._hub = Source(window=limits.first_hub)
+        self._peers: dict[str, Source] = {}
         self._given_up: set[str] = set()
         self._numbers = 0
         self._flying: dict[int, Order] = {}
-        self._took_s: float | None = None
-        self.patience_s = limits.first_patience_s  # how long a request may take before it stalls
-        self._quiet = False  # the hub said Elsewhere
+        self._gap_s: float | None = None  # between two arrivals, from whomever
+        self._arrived_at = now
+        self.patience_s = limits.first_patience_s  # how long nothing may happen
+        self._quiet_until = float("-inf")  # the hub has nothing new
+        self._quiet = False
+        self._spare_at = float("-inf")  # when the hub may be asked for a further copy
+        self._spare_pause_s = _FIRST_SPARE_PAUSE_S
         self._insisting = False
         self._progress(now)
 
@@ -123,11 +136,11 @@ class Planner:
         """A peer turned up (`have` 0) or says that it has these chunks as well."""
         if peer in self._given_up or peer == self._hub_id:
             return
-        source = self._peers.setdefault(peer, _Source())
-        news = have & self.lacks & ~self._offered(now)
+        source = self._peers.setdefault(peer, Source())
+        news = have & self.lacks & ~source.have
         source.have |= have
         # the promises of a peer that keeps us waiting are no reason to go on waiting
-        if news and self._usable(source, now):
+        if news and self._usable(source, now) and news & ~self._offered(source, now):
             self._insisting = False
             self._progress(now)
 
@@ -149,24 +162,33 @@ class Planner:
         source = self._close(order)
         if source is not None:
             source.strikes = 0
-            self._learn(now - order.since)
+            slack = _HUB_SLACK if source is self._hub else 1
+            source.learn(order, now, self._limits.per_source, slack)
+            if order.index is not None and source is self._hub:
+                self._spare_pause_s = _FIRST_SPARE_PAUSE_S
         if not self.have >> index & 1:
             self.have |= 1 << index
+            self._learn(now)
             self._progress(now)
         needless = [other for other in self._flying.values() if other.index == index]
         for other in needless:
-            if self._due(other) <= now:
-                self.failed(other, now)
+            rival = self._hub if other.source == self._hub_id else self._peers[other.source]
+            if rival is not self._hub and not self._usable(rival, now):
+                self.failed(other, now)  # it had its time
             else:
                 self._close(other)
         return needless
 
     def elsewhere(self, order: Order, now: float) -> None:
-        """The hub would not pick."""
+        """The hub would not."""
         if order.insist:
             self.failed(order, now)
         elif self._close(order) is not None:
-            self._quiet = True
+            if order.index is None:
+                self._quiet, self._quiet_until = True, now + self.patience_s
+            else:
+                self._spare_at = max(self._spare_at, now + self._spare_pause_s)
+                self._spare_pause_s = min(_LONGEST_SPARE_PAUSE_S, 2 * self._spare_pause_s)
 
     def failed(self, order: Order, now: float) -> None:
         """No chunk came of it: refused, timed out, connection lost."""
@@ -176,7 +198,7 @@ class Planner:
         source.strikes += 1
         backoff = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(source.strikes - 1, 10))
         source.closed_until = max(source.closed_until, now + backoff)
-        if order.index is not None:
+        if source is not self._hub and order.index is not None:
             source.have &= ~(1 << order.index)
             if source.strikes >= STRIKES:
                 self.distrust(order.source)
@@ -185,28 +207,45 @@ class Planner:
 
     def plan(self, now: float) -> list[Order]:
         """Requests to make now."""
-        orders: list[Order] = []
         room = self._limits.total - len(self._flying)
-        wanted = self._wanted(now) if room > 0 else 0
-        if not wanted:
-            return orders
-        usable = {n: source for n, source in self._peers.items() if self._usable(source, now)}
-        rarity = bitmap.by_rarity(self.lacks, [source.have for source in usable.values()])
-        while len(orders) < room:
-            order = self._from_hub(wanted & rarity[0], now)
-            order = order or self._from_peer(wanted, rarity, usable, now)
-            if order is None:
-                break
-            orders.append(order)
-            if order.index is not None:
-                wanted = wanted & ~(1 << order.index) or self._wanted(now)
+        lacks = self.lacks
+        if room <= 0 or not lacks:
+            return []
+        usable = {name: source for name, source in self._peers.items() if self._usable(source, now)}
+        flying = twice = 0
+        for order in self._flying.values():
+            # what was asked of a source that keeps us waiting is as good as not asked for
+            if order.index is not None and (order.source in usable or order.source == self._hub_id):
+                twice |= flying & 1 << order.index
+                flying |= 1 << order.index
+        rarity = bitmap.by_rarity(lacks, [source.have for source in usable.values()])
+        orders = self._from_hub(rarity[0] & ~twice, room, now)
+        asked = self._from_peers(lacks & ~flying, rarity, usable, room - len(orders), now)
+        orders += asked
+        for order in asked:
+            assert order.index is not None
+            flying |= 1 << order.index
+        wanted = lacks & ~flying
+        if len(orders) < room and wanted & ~rarity[0]:
+            spare = wanted & ~self._soon(usable.values(), now)
+            orders += self._spare(spare, rarity, room - len(orders), now)
+            for order in orders:
+                wanted &= ~(1 << order.index) if order.index is not None else -1
+        if not wanted & ~rarity[0] and len(orders) < room:
+            orders += self._again(flying & ~twice, usable, room - len(orders), now)
         return orders
 
     def wake_at(self, now: float) -> float | None:
         """When to plan again though nothing happens; later than now. None: only when it does."""
-        times = [source.closed_until for source in (self._hub, *self._peers.values())]
-        times += [self._due(order) for order in self._flying.values()]
-        times.append(self._stalls_at())
+        limits, times = self._limits, [self._hub.closed_until, self._stalls_at(), self._spare_at]
+        if self._quiet:
+            times.append(self._quiet_until)
+        for source in self._peers.values():
+            times.append(source.closed_until)
+            if source.flying:
+                times.append(self._source_stalls_at(source))
+        if len(self._flying) < limits.total:
+            times += [o.next_look(now) for o in self._flying.values() if o.index is not None]
         return min((time for time in times if time > now), default=None)
 
     # --- inside ---------------------------------------------------------------------------------
@@ -215,19 +254,26 @@ class Planner:
         self._progressed = now
         self._jitter = 1.0 + self._rng.random()
 
-    def _learn(self, took_s: float) -> None:
-        limits, before = self._limits, self._took_s
-        self._took_s = took_s if before is None else 0.75 * before + 0.25 * took_s
-        patience = max(limits.least_patience_s, 4 * self._took_s)
-        self.patience_s = min(limits.most_patience_s, patience)
+    def _learn(self, now: float) -> None:
+        limits, gap = self._limits, now - self._arrived_at
+        self._arrived_at = now
+        self._gap_s = gap if self._gap_s is None else (1 - _SMOOTH) * self._gap_s + _SMOOTH * gap
+        self.patience_s = min(limits.most_patience_s, max(limits.least_patience_s, 4 * self._gap_s))
 
     def _stalls_at(self) -> float:
         return self._progressed + self.patience_s * self._jitter
 
-    def _due(self, order: Order) -> float:
-        return order.since + self.patience_s
+    def _source_stalls_at(self, source: Source) -> float:
+        """An unproven source is counted on for as long as the hub would take, and no longer."""
+        limits = self._limits
+        first_s = min(limits.first_patience_s, self._enough_s())
+        return source.stalls_at(first_s, limits.least_patience_s, limits.most_patience_s)
 
-    def _close(self, order: Order) -> _Source | None:
+    def _enough_s(self) -> float:
+        """Peers that answer within this need no help from the hub."""
+        return _SOON_S + 2 * (self._hub.least_s or 0.0)
+
+    def _close(self, order: Order) -> Source | None:
         """Free the order's slot; None if it was not open any more."""
         if self._flying.pop(order.number, None) is None:
             return None
@@ -235,60 +281,145 @@ class Planner:
         del source.flying[order.number]
         return source
 
-    def _usable(self, source: _Source, now: float) -> bool:
-        oldest = next(iter(source.flying.values()), None)
-        return source.closed_until <= now and (oldest is None or self._due(oldest) > now)
+    def _usable(self, source: Source, now: float) -> bool:
+        return source.closed_until <= now and (
+            not source.flying or self._source_stalls_at(source) > now
+        )
 
-    def _offered(self, now: float) -> int:
+    def _offered(self, but: Source, now: float) -> int:
         offered = 0
         for source in self._peers.values():
-            if source.have & ~offered and self._usable(source, now):
+            if source is not but and source.have & ~offered and self._usable(source, now):
                 offered |= source.have
         return offered
 
-    def _wanted(self, now: float) -> int:
-        """Chunks to ask for: those asked for nowhere, or else those whose request stalls."""
-        flying = stalled = again = 0
-        for order in self._flying.values():
-            if order.index is not None:
-                bit = 1 << order.index
-                again |= flying & bit
-                flying |= bit
-                if self._due(order) <= now:
-                    stalled |= bit
-        return self.lacks & ~flying or self.lacks & stalled & ~again
+    def _picks(self) -> int:
+        """Requests to the hub that leave the choice to it."""
+        return sum(order.index is None for order in self._hub.flying.values())
 
-    def _from_hub(self, asked: int, now: float) -> Order | None:
-        hub = self._hub
-        if self._hub_id is None or hub.closed_until > now or len(hub.flying) >= self._limits.hub:
-            return None
-        # the hub's picks in flight are among these, we do not know which
-        if asked.bit_count() <= len(hub.flying):
-            return None
+    def _may_spare(self, now: float) -> bool:
+        return self._hub_id is not None and self._hub.closed_until <= now and self._spare_at <= now
+
+    def _from_hub(self, asked: int, room: int, now: float) -> list[Order]:
+        """Rule 1, and the insisting of rule 6."""
+        hub, orders = self._hub, list[Order]()
+        if self._hub_id is None or hub.closed_until > now or not asked:
+            return orders
         if self._quiet and not self._insisting:
-            if now < self._stalls_at():
-                return None
-            self._insisting = True
-        return self._order(self._hub_id, hub, None, asked, now)
+            if now >= self._stalls_at():
+                self._insisting = True
+            elif now < self._quiet_until:
+                return orders
+        # the hub's picks in flight are among these, we do not know which
+        slots = min(room, hub.room, asked.bit_count() - self._picks())
+        for _ in range(slots):
+            insist = self._quiet and self._insisting
+            orders.append(self._order(self._hub_id, hub, None, asked, now, insist=insist))
+        return orders
 
-    def _from_peer(
-        self, wanted: int, rarity: list[int], usable: dict[str, _Source], now: float
-    ) -> Order | None:
-        free = [n for n, source in usable.items() if len(source.flying) < self._limits.per_peer]
-        free.sort(key=lambda name: (len(usable[name].flying), self._rng.random()))
+    def _from_peers(
+        self, wanted: int, rarity: list[int], usable: dict[str, Source], room: int, now: float
+    ) -> list[Order]:
+        """Rule 2."""
+        orders = list[Order]()
+        free = {
+            name: source
+            for name, source in usable.items()
+            if source.room > 0 and source.have & wanted
+        }
         for level in rarity[1:]:
-            if not level & wanted:
-                continue
-            for name in free:
-                if candidates := level & wanted & usable[name].have:
-                    index = bitmap.near(candidates, self._rng.randrange(self.count))
-                    return self._order(name, usable[name], index, 0, now)
-        return None
+            level &= wanted
+            while level and free and len(orders) < room:
+                index = bitmap.near(level, self._rng.randrange(self.count))
+                level &= ~(1 << index)
+                best = self._quickest(free, index)
+                if best is None:
+                    continue
+                source = free[best]
+                orders.append(self._order(best, source, index, 0, now))
+                if source.room <= 0:
+                    del free[best]
+        return orders
+
+    def _quickest(self, sources: dict[str, Source], index: int) -> str | None:
+        best, least = None, float("inf")
+        guess = self._guess_s()
+        for name, source in sources.items():
+            if source.have >> index & 1:
+                wait = source.wait_s(guess) * (1 + 0.1 * self._rng.random())
+                if wait < least:
+                    best, least = name, wait
+        return best
+
+    def _guess_s(self) -> float:
+        """The gap of a source that was never asked: as good as any, so that it is tried."""
+        known = [source.gap_s for source in self._peers.values() if source.gap_s is not None]
+        return min(known, default=0.0)
+
+    def _soon(self, sources: Iterable[Source], now: float) -> int:
+        """What peers will be free to give about as soon as the hub could."""
+        enough_s, soon = self._enough_s(), 0
+        for source in sources:
+            if source.busy_s(now) < enough_s:
+                soon |= source.have
+        return soon
+
+    def _spare(self, wanted: int, rarity: list[int], room: int, now: float) -> list[Order]:
+        """Rule 3."""
+        hub, orders = self._hub, list[Order]()
+        if self._hub_id is None or not self._may_spare(now):
+            return orders
+        for level in rarity[1:]:
+            level &= wanted
+            while level and len(orders) < room and hub.room > 0:
+                index = bitmap.near(level, self._rng.randrange(self.count))
+                level &= ~(1 << index)
+                orders.append(self._order(self._hub_id, hub, index, 0, now))
+        return orders
+
+    def _again(self, once: int, usable: dict[str, Source], room: int, now: float) -> list[Order]:
+        """Rule 5."""
+        orders = list[Order]()
+        late = [
+            (order.remaining_s(now), order)
+            for order in self._flying.values()
+            if order.index is not None and once >> order.index & 1
+        ]
+        late = [entry for entry in late if entry[0] > _LEAST_GAIN_S]
+        if not late:
+            return orders
+        late.sort(key=lambda entry: (-entry[0], entry[1].number))
+        sources = {name: source for name, source in usable.items() if source.room > 0}
+        if self._may_spare(now) and self._hub_id is not None and not self._picks():
+            sources[self._hub_id] = self._hub
+        guess = self._guess_s()
+        for remaining_s, order in late:
+            assert order.index is not None
+            best, least = None, (remaining_s - _LEAST_GAIN_S) / _SOONER
+            for name, source in sources.items():
+                if name == order.source or source.room <= 0:
+                    continue
+                if source is not self._hub and not source.have >> order.index & 1:
+                    continue
+                if (wait := source.wait_s(guess)) < least:
+                    best, least = name, wait
+            if best is not None and len(orders) < room:
+                orders.append(self._order(best, sources[best], order.index, 0, now))
+        return orders
 
     def _order(
-        self, name: str, source: _Source, index: int | None, lacks: int, now: float
+        self,
+        name: str,
+        source: Source,
+        index: int | None,
+        lacks: int,
+        now: float,
+        *,
+        insist: bool = False,
     ) -> Order:
         self._numbers += 1
-        order = Order(self._numbers, name, index, lacks, index is None and self._quiet, now)
+        expected_at = now + source.wait_s(self._guess_s())
+        order = Order(self._numbers, name, index, lacks, insist, now, expected_at)
         source.flying[order.number] = self._flying[order.number] = order
+        source.full = source.room <= 0
         return order

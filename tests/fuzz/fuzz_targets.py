@@ -210,7 +210,9 @@ def _messages() -> list[bytes]:
         wire.Hello(protocol=1, run_id="run", software="s", engine="e", addresses=("/ip4/1.2.3.4",)),
         wire.LeaseRequest(run_id="run", version=3, groups=4, wait_s=5.0),
         wire.HaveRequest(artifact=bytes(32), known=b"\x07", wait_s=1.0),
-        wire.ChunkRequest(artifact=bytes(32), index=None, lacks=b"\xff", insist=True),
+        wire.ChunkRequest(
+            artifact=bytes(32), index=None, lacks=b"\xff", insist=True, backlog_s=1.0
+        ),
         wire.ChunkReply(index=2, data=b"data"),
         wire.PeersReply(peers=(("/ip4/1.2.3.4/tcp/1/p2p/x",),)),
         wire.Obtained(artifact=bytes(32), seconds=1.0, from_hub=3, from_peers=4),

@@ -104,7 +104,9 @@ async def test_a_node_with_an_upload_limit_of_zero_gives_nothing_and_gets_everyt
         assert path is not None
         assert contents(path) == contents(source)
         assert leaf.exchange.stats.bytes_sent.total() == 0
-        request = ChunkRequest(artifact=artifact.id, index=0, lacks=b"", insist=False)
+        request = ChunkRequest(
+            artifact=artifact.id, index=0, lacks=b"", insist=False, backlog_s=0.0
+        )
         asker, asked = swarm.hub.peer, leaf.peer.peer_id
         with pytest.raises(PeerRefusedError, match="gives no chunks") as refused:
             await ask(asker, asked, SWARM_PROTOCOL, request, ChunkReply, deadline_s=10)
@@ -235,7 +237,9 @@ async def test_a_chunk_that_rots_on_disk_is_not_served_and_is_fetched_again(
 async def _ask_for_chunk(
     peer: Peer, other: Peer, artifact_id: bytes, index: int | None, lacks: bytes = b""
 ) -> ChunkReply:
-    request = ChunkRequest(artifact=artifact_id, index=index, lacks=lacks, insist=False)
+    request = ChunkRequest(
+        artifact=artifact_id, index=index, lacks=lacks, insist=False, backlog_s=0.0
+    )
     return await ask(peer, other.peer_id, SWARM_PROTOCOL, request, ChunkReply, deadline_s=10)
 
 
@@ -305,7 +309,7 @@ def _unpublished(swarm: Swarm) -> Artifact:
 
 
 async def _until_watched(exchange: Exchange, artifact_id: bytes) -> None:
-    while artifact_id not in exchange._watchers:  # noqa: ASYNC110 - a watcher sets no event
+    while artifact_id not in exchange._answers._watchers:  # noqa: ASYNC110 - a watcher sets no event
         await trio.sleep(0.01)
 
 

@@ -1,0 +1,127 @@
+"""How close the planner comes to the physical bound, simulated.
+
+Drives the program's own planner, scatter and upload queues (see `sim_swarm`).
+
+    python benchmarks/broadcast_sim.py             the settings of the lab, seconds each
+    python benchmarks/broadcast_sim.py 1000        so many nodes on residential links
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sim_swarm import Link, Site, Swarm, bound
+
+MB, MIB = 1e6, 1 << 20
+FREE = 125 * MB  # "uncapped": a gigabit
+
+
+@dataclass
+class Row:
+    """One setting."""
+
+    name: str
+    size: int
+    hub: Link
+    nodes: list[Link]
+    act: Callable[[Swarm], None] = lambda swarm: None
+
+
+def settings() -> list[Row]:
+    """Those of `benchmarks/broadcast.py`, and some more."""
+    big, small = 64 * MIB, 16 * MIB
+
+    def free(n: int, rtt: float = 0.0005, up: float = FREE) -> list[Link]:
+        return [Link(up, FREE, rtt) for _ in range(n)]
+
+    def hub(up: float, rtt: float = 0.0005) -> Link:
+        return Link(up, FREE, rtt)
+
+    mixed = [Link(u * MB, FREE, 0.0005) for u in (0, 0, 1, 2, 5, 10, 15, 20)]
+    return [
+        Row("8 nodes, hub 20 MB/s", big, hub(20 * MB), free(8)),
+        Row("8 nodes, hub 20, nodes 5 up", big, hub(20 * MB), free(8, up=5 * MB)),
+        Row("4 nodes, hub 5, 16 MiB", small, hub(5 * MB), free(4)),
+        Row("16 nodes, hub 5, 16 MiB", small, hub(5 * MB), free(16)),
+        Row("32 nodes, hub 5, 16 MiB", small, hub(5 * MB), free(32)),
+        Row("uplinks 0, 0, 1 to 20", big, hub(20 * MB), mixed),
+        Row("16 nodes, hub 20, 10 up, 16 MiB", small, hub(20 * MB), free(16, up=10 * MB)),
+        Row("8 nodes, hub 5, 50 ms", small, hub(5 * MB, 0.025), free(8, 0.025)),
+        Row("8 nodes, hub 5, 150 ms", small, hub(5 * MB, 0.075), free(8, 0.075)),
+        Row("8 nodes, 50 ms", big, hub(20 * MB, 0.025), free(8, 0.025)),
+        Row("8 nodes, 150 ms", big, hub(20 * MB, 0.075), free(8, 0.075)),
+        Row("8 nodes, 5 up, 150 ms", big, hub(20 * MB, 0.075), free(8, 0.075, 5 * MB)),
+        Row("8 nodes, 3 killed, 1 stopped", big, hub(20 * MB), free(8), _kill),
+        Row("8 nodes, 8 down, 5 up", big, hub(20 * MB), [Link(5 * MB, 8 * MB, 0.0005)] * 8),
+        Row("8 nodes, 100 up, one .1", big, hub(20 * MB), [*free(7), Link(1e5, FREE, 0.0005)]),
+        Row("8 nodes, 2 late", big, hub(20 * MB), free(8), _late),
+        Row("1 node, 150 ms", big, hub(20 * MB, 0.075), free(1, 0.075)),
+    ]
+
+
+def _kill(swarm: Swarm) -> None:
+    nodes = list(swarm.nodes.values())
+
+    def act() -> None:
+        for node in nodes[:3]:
+            swarm.leave(node)
+        swarm.stop(nodes[3])
+
+    swarm.at(1.5, act)
+
+
+def _late(swarm: Swarm) -> None:
+    def act() -> None:
+        for _ in range(2):
+            node = swarm.join(Link(FREE, FREE, 0.0005))
+            swarm.at(swarm.now + 0.3, swarm.introduce, node)
+
+    swarm.at(1.5, act)
+
+
+def run(row: Row, chunk: int, seed: int = 0) -> tuple[Swarm, float]:
+    """Simulate one setting from a swarm that is connected already; seconds to the last node."""
+    swarm = Swarm(seed=seed, count=-(-row.size // chunk), chunk=chunk, hub=row.hub)
+    for link in row.nodes:
+        swarm.join(link)
+    for node in list(swarm.nodes.values()):
+        swarm.introduce(node)
+    row.act(swarm)
+    swarm.run(until=600.0)
+    return swarm, last(list(swarm.nodes.values()))
+
+
+def last(nodes: list[Site]) -> float:
+    """When the last of those that could finish had it."""
+    times = [n.done_at for n in nodes if not n.gone and not n.stopped]
+    return max(float("inf") if at is None else at for at in times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--chunk", type=int, default=0, help="bytes; 0: by size")
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    print("| setting | bound s | ours s | ratio | hub copies | wasted | plans | CPU s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in settings():
+        if options.only not in row.name:
+            continue
+        began = time.process_time()
+        chunk = options.chunk or max(65536, min(MIB, row.size // 128))
+        swarm, took = run(row, chunk)
+        least = bound(row.size, row.hub, row.nodes)
+        copies = swarm.hub.sent_bytes / row.size
+        print(
+            f"| {row.name} | {least:.2f} | {took:.2f} | {took / least:.2f} | {copies:.2f} "
+            f"| {swarm.wasted / swarm.count:.2f} | {swarm.plans} "
+            f"| {time.process_time() - began:.1f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
