@@ -7,6 +7,7 @@ through libp2p's own session instead.
 
 from __future__ import annotations
 
+import socket as sockets
 from typing import Any, Protocol
 
 import trio
@@ -55,6 +56,8 @@ class NoiseChannel:
         self._seal = state.cipher_state_encrypt.encrypt_with_ad
         self._unseal = state.cipher_state_decrypt.decrypt_with_ad
         self._socket = socket
+        if hasattr(sockets, "TCP_NOTSENT_LOWAT"):  # Linux and macOS
+            socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NOTSENT_LOWAT, tuning.UNSENT_BYTES)
         self.address = _address_of(socket)
         self._rest = b""
         early = session._drain(None)  # read ahead by libp2p while the muxer was negotiated

@@ -206,6 +206,10 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         waiting = self._outbox.waiting(stream.stream_id) if bulk else self._outbox.urgent
         return waiting >= tuning.QUEUE_BYTES
 
+    def waits(self, stream: MuxedStream) -> bool:
+        """Whether bulk of the stream is here still."""
+        return self._outbox.waiting(stream.stream_id) > 0
+
     def send(self, stream_id: int, body: memoryview, *, bulk: bool) -> None:
         """Queue data of a stream."""
         if bulk:

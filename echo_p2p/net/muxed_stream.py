@@ -158,6 +158,11 @@ class MuxedStream(IMuxedStream):  # type: ignore[misc]
                 connection.send(self.stream_id, view[:size], bulk=bulk)
                 view = view[size:]
 
+    async def drain(self) -> None:
+        """Wait until all bulk written is with the connection's socket, but for a batch."""
+        while self.muxed_conn.waits(self) and not self.broken:
+            await self.muxed_conn.space.park()
+
     # --- ending ---------------------------------------------------------------------------------
 
     async def close(self) -> None:

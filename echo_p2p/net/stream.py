@@ -57,7 +57,12 @@ class Stream:
         self._muxed.when_cut(act)
 
     async def send(self, body: bytes) -> None:
-        """Send one frame; waits while the other side is not reading."""
+        """Send one frame; waits while the other side is not reading.
+
+        Returns when a frame of bulk has been handed to the socket, where at most
+        `tuning.UNSENT_BYTES` wait (on systems that let one say so), so that who sends such frames
+        in turn knows when the uplink is free.
+        """
         if not 0 < len(body) <= tuning.MAX_FRAME_BYTES:
             raise ValueError(f"a frame of {len(body)} bytes")
         if self._broken:
@@ -71,6 +76,8 @@ class Stream:
                 await self._muxed.write(body, bulk=bulk)
             else:
                 await self._muxed.write(header + body, bulk=bulk)
+            if bulk:
+                await self._muxed.drain()
         except LOST as error:
             raise self._lost(str(error)) from error
         self._broken = False

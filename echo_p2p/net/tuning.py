@@ -22,6 +22,7 @@ KIB, MIB = 1024, 1024 * 1024
 # How much, in bytes.
 READ_BYTES = 256 * KIB  # asked of the socket at once: several Noise packets a system call
 QUEUE_BYTES = 256 * KIB  # waiting to be encrypted; writers wait beyond it
+UNSENT_BYTES = 128 * KIB  # in the socket's buffer: what is urgent goes after them
 BATCH_BYTES = 128 * KIB  # of chunks, given to the socket at once: what is urgent waits behind them
 URGENT_BYTES = KIB  # a smaller answer is no chunk and goes first, whatever the protocol
 FIRST_BULK_BYTES = 16 * KIB  # of chunks, before there is credit for more
