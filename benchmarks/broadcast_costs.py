@@ -26,7 +26,7 @@ def measure_latency(setting: Setting, repeats: int) -> Iterator[Record]:
         idle = _answers(swarm, lambda: time.sleep(IDLE_S))
         busy: list[float] = []
         for _ in range(repeats):
-            swarm.prepare(setting.size, setting.chunk_kib * 1024)
+            swarm.prepare(setting.size, setting.chunk_bytes)
             busy += _answers(swarm, lambda: _broadcast(swarm, setting))
     for state, answers_s in (("idle", idle), ("in a broadcast", busy)):
         ranked_ms = sorted(1000 * one for one in answers_s)

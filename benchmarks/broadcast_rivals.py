@@ -53,8 +53,9 @@ class Parties:
         path = self.root / f"v{version}"
         rng = random.Random(version)
         with path.open("wb") as file:
-            for _ in range(self.setting.mib):
-                file.write(rng.randbytes(MIB))
+            left = self.setting.size
+            while left:
+                left -= file.write(rng.randbytes(min(left, MIB)))
         return path
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "netlab"))
@@ -36,15 +36,34 @@ class Setting:
     hub: Link
     nodes: tuple[Link, ...]
     asked: float | None = None
-    mib: int = 64
+    mib: float = 64
     rtt_s: float = 0.0
     silent: int = 0
     harm: tuple[int, int] = (0, 0)
-    chunk_kib: int = 1024
+    chunk_kib: float = 1024
 
     @property
     def size(self) -> int:
-        return self.mib * MIB
+        return round(self.mib * MIB)
+
+    @property
+    def chunk_bytes(self) -> int:
+        return round(self.chunk_kib * 1024)
+
+    def scaled(self, factor: float) -> Setting:
+        """Rates, artifact and chunks so many times as large: the same bound for other CPU work."""
+
+        def link(one: Link) -> Link:
+            return replace(one, up=_times(one.up, factor), down=_times(one.down, factor))
+
+        return replace(
+            self,
+            title=self.title if factor == 1 else f"{self.title}, all x {factor:g}",
+            hub=link(self.hub),
+            nodes=tuple(link(node) for node in self.nodes),
+            mib=self.mib * factor,
+            chunk_kib=self.chunk_kib * factor,
+        )
 
     @property
     def survivors(self) -> range:
@@ -64,6 +83,10 @@ class Setting:
         together = up + sum(_rate(node.up) for node in giving)
         down = min(_rate(node.down) for node in nodes)
         return max(self.size / up, self.size / down, len(nodes) * self.size / together)
+
+
+def _times(rate: float | None, factor: float) -> float | None:
+    return None if rate is None else rate * factor
 
 
 def _rate(rate: float | None) -> float:

@@ -51,7 +51,7 @@ class Result:
         return {
             "row": self.setting.key,
             "setting": self.setting.title,
-            "mib": self.setting.mib,
+            "mib": round(self.setting.mib, 1),
             "system": self.system,
             "seconds": round(trial.seconds, 2),
             "bound": round(bound_s, 2),
@@ -106,7 +106,7 @@ def _harmed(setting: Setting) -> Trial:
 
 
 def _trial(swarm: Swarm, setting: Setting) -> Trial:
-    swarm.prepare(setting.size, setting.chunk_kib * 1024)
+    swarm.prepare(setting.size, setting.chunk_bytes)
     survivors = [swarm.nodes[number] for number in setting.survivors]
     counted = [swarm.hub, *survivors]
     cpu_s = sum(program.ask("report")["cpu_s"] for program in counted)

@@ -161,11 +161,13 @@ def open_swarm(
     *,
     rtt_s: float = 0.0,
     alone: bool = False,
+    warm_bytes: int = WARM_BYTES,
     hub_limits: Sequence[str] = (),
     arguments: Callable[[int], Sequence[str]] = lambda _: (),
 ) -> Iterator[Swarm]:
     """A hub and nodes "n1", "n2", ... with these links; `root` is an empty folder.
 
+    `warm_bytes`: size of the version that they begin with.
     `alone`: the nodes are leaves of the hub and know nobody else.
     `hub_limits` are arguments of `lab_program.py` for the hub.
     `arguments` are further ones of `lab_program.py` for each node, by its number from 0.
@@ -186,7 +188,7 @@ def open_swarm(
             for _ in members:
                 center.next(deadline, watched_by=None)
         swarm = Swarm(center, members, root, ordered=members if alone else ())
-        swarm.broadcast(WARM_BYTES, MIB, START_S)
+        swarm.broadcast(warm_bytes, MIB, START_S)
         yield swarm
 
 

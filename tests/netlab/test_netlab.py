@@ -127,3 +127,12 @@ def _namespaces() -> set[Path]:
         except OSError:  # it has ended meanwhile
             continue
     return found
+
+
+@pytest.mark.slow
+def test_capped_and_delayed_links_carry_what_they_claim() -> None:
+    """How good the lab is; half of what an idle machine shows, since tests share theirs."""
+    for rtt_s in (0.05, 0.15):
+        measured_s, rate = _transfer(Link(up=20e6), 200_000_000, rtt_s=rtt_s)
+        assert rtt_s <= measured_s < rtt_s + 0.02
+        assert 0.5 * 20e6 < rate < 1.02 * 20e6
