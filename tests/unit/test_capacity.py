@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echo_hub.planner.activation import Activation
 from echo_hub.planner.capacity import effective_rate, least_staleness, rate_needed, rule
 from echo_hub.planner.schedule import predict
 from echo_hub.planner.simulator import Simulation, simulate
@@ -184,3 +185,36 @@ def test_a_simulation_without_nodes_ends() -> None:
     found = Simulation(RUN, [], rng=random.Random(0)).play(5, patience_s=500)
     assert found.idle == 1.0
     assert found.updates == 0
+
+
+class Noted(Activation):
+    """A controller whose every answer is kept."""
+
+    def __init__(self, run: Run, nodes: list[Node]) -> None:
+        super().__init__(run, nodes)
+        self.answers: list[frozenset[str]] = []
+
+    def decide(self, now: float) -> frozenset[str]:
+        self.answers.append(super().decide(now))
+        return self.answers[-1]
+
+
+def test_a_simulation_is_run_by_the_controller() -> None:
+    run = replace(RUN, staleness=4, kappa=2)
+    nodes = [
+        replace(node, price=1.0 + 0.1 * i) for i, node in enumerate(fleet(3.0, count=12, run=run))
+    ]
+    controller = Noted(run, nodes)
+    half = frozenset(node.key for node in nodes[:6])
+    found = Simulation(
+        run,
+        nodes,
+        rng=random.Random(0),
+        controller=controller,
+        changes=[Change(25, World(gone=half))],
+    ).play(60, warm_up=10)
+    assert controller.answers[0] == {node.key for node in nodes[:5]}  # 12 give three times it
+    assert controller.answers[-1] <= {node.key for node in nodes[6:]}
+    assert found.idle < 0.05
+    everything = Simulation(run, nodes, rng=random.Random(0)).play(60, warm_up=10)
+    assert found.money < 0.7 * everything.money

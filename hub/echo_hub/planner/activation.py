@@ -116,7 +116,7 @@ class Activation:
         self._members[key].present = self._members[key].active = False
 
     def worked(self, key: str, groups: int, busy_s: float, now: float) -> None:
-        """A node that was kept busy finished groups, `busy_s` after the ones before."""
+        """A node finished groups that alone would have kept all of it busy for `busy_s`."""
         self._members[key].rate.add(groups * self._run.group_size, busy_s)
 
     def fetched(self, key: str, seconds: float, now: float) -> None:

@@ -33,13 +33,13 @@ class _Worker:
     group_s: float
     version: int | None = None
     fetching: int | None = None
-    there: bool = True
+    there: bool = False
     active: bool = True
     life: int = 0
     running: dict[bytes, float] = field(default_factory=dict)
     """End of each group in work."""
-    heard: float = 0.0
-    versions: dict[bytes, int] = field(default_factory=dict)
+    begun: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    """Of each group in work: the version that samples it, and the seconds of work it takes."""
     active_since: float = 0.0
 
 
@@ -167,8 +167,7 @@ class Simulation:
         if batch is None:
             return
         while self._changes and self._changes[0].update <= version:
-            self._world = self._changes.pop(0).world
-            self._apply_world()
+            self._change(self._changes.pop(0).world)
         self._lags.append(Counter(version - group.version for group in batch))
         self._waits.append(self.now - self._since)
         self._starts.append(self.now)
@@ -198,11 +197,12 @@ class Simulation:
         self._take()
         self._share_out()
 
-    def _apply_world(self) -> None:
+    def _change(self, world: World) -> None:
+        before, self._world = self._world.gone, world
         for key, worker in self._workers.items():
-            if key in self._world.gone and worker.there:
+            if key in world.gone and worker.there:
                 self._leave(worker, silent=True, back=False)
-            elif key not in self._world.gone and not worker.there:
+            elif key in before and key not in world.gone:
                 self._arrive(worker)
 
     # --- nodes --------------------------------------------------------------------------------
@@ -277,13 +277,11 @@ class Simulation:
                 self._ask(worker)
 
     def _start(self, worker: _Worker, lease: bytes) -> None:
-        if not worker.running:
-            worker.heard = self.now
         mean, deviation = self._shape
         seconds = worker.group_s * self._noise(deviation / mean)
         worker.running[lease] = self.now + seconds
         assert worker.version is not None
-        worker.versions[lease] = worker.version
+        worker.begun[lease] = worker.version, seconds
         life = worker.life
         self._at(self.now + seconds, lambda: self._finish(worker, lease, life))
 
@@ -294,12 +292,10 @@ class Simulation:
         if end > self.now + 1e-9:  # put off by a download
             self._at(end, lambda: self._finish(worker, lease, life))
             return
-        full = len(worker.running) >= worker.node.groups
         del worker.running[lease]
-        version = worker.versions.pop(lease)
-        if self._controller is not None and full:
-            self._controller.worked(worker.node.key, 1, self.now - worker.heard, self.now)
-        worker.heard = self.now
+        version, seconds = worker.begun.pop(lease)
+        if self._controller is not None:
+            self._controller.worked(worker.node.key, 1, seconds / worker.node.groups, self.now)
         held = self._book.get(lease)
         if held is not None:
             self._paces.answered(worker.key, held.issued_at, self.now)
@@ -327,7 +323,7 @@ class Simulation:
     # --- coming and going ---------------------------------------------------------------------
 
     def _arrive(self, worker: _Worker) -> None:
-        if worker.node.key in self._world.gone:
+        if worker.there or worker.node.key in self._world.gone:
             return
         worker.there, worker.life = True, worker.life + 1
         worker.version = worker.fetching = None
@@ -351,7 +347,7 @@ class Simulation:
         if not silent:
             self._book.evict(worker.key)
         worker.running.clear()
-        worker.versions.clear()
+        worker.begun.clear()
         self._waiting.pop(worker.node.key, None)
         if self._controller is not None:
             self._controller.left(worker.node.key, self.now)
@@ -377,7 +373,7 @@ class Simulation:
                 if worker.active:
                     self._money += worker.node.price * (self.now - worker.active_since)
                 worker.active, worker.active_since = wanted, self.now
-                self._switched.append((self.now, key))
+                self._switched.append((self.now, f"{key} {worker.life}"))
                 self._ask(worker)
         self._at(self.now + self._decide_s, self._decide)
         self._share_out()

@@ -18,7 +18,11 @@ class Controller(Protocol):
         """A node is gone."""
 
     def worked(self, key: str, groups: int, busy_s: float, now: float) -> None:
-        """A busy node finished groups, this long after the last time it was heard of so."""
+        """Groups were finished that kept the whole node busy for so long.
+
+        A group that took L on a node that does h at a time kept it busy for L / h, whatever else
+        it had to do: so a node that is given little work is not taken for a slow one.
+        """
 
     def fetched(self, key: str, seconds: float, now: float) -> None:
         """A node took so long to have a published version."""
@@ -62,7 +66,7 @@ class Result:
     busy: tuple[float, ...]
     """Seconds of each update, the warm-up's too."""
     switched: tuple[tuple[float, str], ...]
-    """When which node was made active or put on standby, but for coming and going."""
+    """When which node, in which of its stays, was made active or put on standby."""
     starts: tuple[float, ...]
     """When each update began, the warm-up's too."""
 
