@@ -502,6 +502,23 @@ async def test_a_version_beyond_belief_is_said_and_passed_over(
 
 
 @in_trio
+async def test_a_download_that_was_broken_off_goes_on_and_says_so(
+    hub: SmallHub, adapters: list[Path], tmp_path: Path
+) -> None:
+    hub.publish(0, adapters[0])
+    base = hub._base
+    first = hub._store.read_chunk(base.id, 0)
+    assert first is not None
+    with Store(tmp_path / "node-store", cap_bytes=None) as store, store.begin(base) as partial:
+        partial.write(0, first)
+    async with hub.on_the_network() as peer, a_node(hub, peer.addresses, tmp_path) as running:
+        await hub.changed.until(lambda: running.of(Version))
+    told = [event for event in running.of(Fetched) if event.what == "the base model"]  # type: ignore[attr-defined]
+    assert {event.resumed_bytes for event in told} == {len(first)}  # type: ignore[attr-defined]
+    assert told[-1].from_hub_bytes == base.layout.total_bytes - len(first)  # type: ignore[attr-defined]
+
+
+@in_trio
 async def test_a_hub_that_will_not_hear_of_downloads_is_worked_for(
     hub: SmallHub, adapters: list[Path], tmp_path: Path
 ) -> None:
