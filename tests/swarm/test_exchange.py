@@ -48,8 +48,11 @@ async def test_chunks_come_from_the_hub_and_from_each_other(tmp_path: Path) -> N
         assert artifact.id not in of_each
         assert 3.0 <= sent / artifact.layout.total_bytes <= 1.5 * 3.0
         stats = [node.exchange.stats for node in nodes]
-        assert sum(s.bytes_from_hub for s in stats) == swarm.hub.exchange.stats.bytes_sent.total()
-        assert sum(s.bytes_from_peers for s in stats) == sum(s.bytes_sent.total() for s in stats)
+        for came, sent in (
+            (sum(s.bytes_from_hub for s in stats), swarm.hub.exchange.stats.bytes_sent.total()),
+            (sum(s.bytes_from_peers for s in stats), sum(s.bytes_sent.total() for s in stats)),
+        ):
+            assert came <= sent <= 1.5 * came  # some was asked for twice, and then not waited for
         assert all(s.bytes_from_peers > 0 for s in stats)
 
 
