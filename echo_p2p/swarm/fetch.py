@@ -115,7 +115,7 @@ class Fetch:
             self._layout.count,
             partial.have,
             hub=hub,
-            limits=Limits.for_chunks(self._layout.chunk_bytes),
+            limits=Limits.for_chunks(self._layout.chunk_bytes, peer.limits.download),
             now=trio.current_time(),
             rng=random.Random(),
         )

@@ -78,11 +78,18 @@ class Limits:
     first_patience_s: float = 1.0
 
     @classmethod
-    def for_chunks(cls, chunk_bytes: int) -> Limits:
-        """Keep at most 32 MiB (and 4 to 64 chunks) in flight; expect 250 kB/s at first."""
+    def for_chunks(cls, chunk_bytes: int, download: int | None = None) -> Limits:
+        """Keep at most 32 MiB (and 4 to 64 chunks) in flight; expect 250 kB/s at first.
+
+        Of a `download` limit, in bytes a second, at most 10 s' worth: no request is late by it.
+        """
+        total, expected = max(4, min(64, (32 << 20) // chunk_bytes)), 250e3
+        if download is not None:
+            total = min(total, max(1, 10 * download // chunk_bytes))
+            expected = min(expected, download)
         return cls(
-            total=max(4, min(64, (32 << 20) // chunk_bytes)),
-            first_patience_s=max(cls.least_patience_s, chunk_bytes / 250e3),
+            total=total,
+            first_patience_s=max(cls.least_patience_s, chunk_bytes / expected),
         )
 
 

@@ -95,6 +95,20 @@ async def test_a_node_that_cannot_be_dialled_still_uploads(tmp_path: Path) -> No
 
 
 @in_trio
+async def test_a_fetch_keeps_to_the_limits_of_both_sides(tmp_path: Path) -> None:
+    rate = 250_000
+    async with open_swarm(tmp_path) as swarm:
+        giver = await swarm.join(limits=Limits(upload=2 * rate))
+        artifact, _ = swarm.publish(chunk=32 * 1024)
+        await swarm.fetch(artifact, giver)
+        taker = await swarm.join(limits=Limits(download=rate))
+        began = trio.current_time()
+        await swarm.fetch(artifact, taker)
+        least_s = artifact.layout.total_bytes / rate
+        assert trio.current_time() - began >= 0.95 * least_s
+
+
+@in_trio
 async def test_a_node_with_an_upload_limit_of_zero_gives_nothing_and_gets_everything(
     tmp_path: Path,
 ) -> None:
