@@ -22,7 +22,7 @@ from typing import Any
 
 from broadcast_costs import measure_cpu, measure_latency
 from broadcast_rivals import measure_rivals
-from broadcast_settings import LATENCY, SETTINGS, chosen
+from broadcast_settings import LATENCY, SETTINGS, Setting, chosen
 from broadcast_trials import measure
 from rich.console import Console
 from rich.table import Table
@@ -34,17 +34,32 @@ ROWS = "a,b,c,d,e,f,rivals,latency,cpu"
 
 def run(rows: list[str], repeats: int, scale: float) -> Iterator[tuple[str, Record]]:
     """The rows, as they are measured, each with the title of its table."""
+    seconds: dict[str, float] = {}
     for setting in chosen(rows):
-        yield "broadcast", measure(setting.scaled(scale), repeats).record()
+        record = measure(setting.scaled(scale), repeats).record()
+        seconds[setting.key] = record["seconds"]
+        yield "broadcast", record
+    if {"c4", "c32"} <= set(seconds):
+        yield "growth", {"time at 32 nodes / at 4": round(seconds["c32"] / seconds["c4"], 2)}
     if "rivals" in rows:
-        for result in measure_rivals(SETTINGS[0].scaled(scale), repeats):
-            yield "broadcast", result.record()
+        yield from _rivals(SETTINGS[0].scaled(scale), repeats, seconds.get("a"))
     if "latency" in rows:
         for record in measure_latency(LATENCY.scaled(scale), repeats):
             yield "what is newest?", record
     if "cpu" in rows:
         for record in measure_cpu(CPU_MIB, repeats):
             yield "CPU", record
+
+
+def _rivals(setting: Setting, repeats: int, ours_s: float | None) -> Iterator[tuple[str, Record]]:
+    """Each rival, and how many times as long as ours it takes."""
+    if ours_s is None:
+        ours = measure(setting, repeats).record()
+        ours_s = ours["seconds"]
+        yield "rivals", ours | {"times ours": 1}
+    for result in measure_rivals(setting, repeats):
+        record = result.record()
+        yield "rivals", record | {"times ours": round(record["seconds"] / ours_s, 2)}
 
 
 def show(title: str, records: list[Record], *, markdown: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import tempfile
@@ -15,6 +16,7 @@ from broadcast_settings import Setting
 from lab_swarm import Broadcast, Swarm, open_swarm
 
 FOLDER = Path("/dev/shm")  # memory: what is measured is the network, not this machine's disk
+PREFIX = "broadcast-"
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,12 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """An empty folder in memory."""
-    folder = Path(tempfile.mkdtemp(prefix="broadcast-", dir=FOLDER))
+    """An empty folder in memory; one that a killed benchmark left behind goes now."""
+    for left_over in FOLDER.glob(f"{PREFIX}*"):
+        owner = left_over.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(left_over, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=FOLDER))
     try:
         yield folder
     finally:

@@ -7,9 +7,10 @@ Every host is a Linux network namespace behind a router, which is one too:
                                                  goes through, so that it queues in the router
 
 - Rates are of TCP payload: the wire carries 1514 bytes for every 1448, so a TCP stream can reach
-  the rate asked for and nothing can exceed it. The queue of a capped link holds `QUEUE_S` at its
-  rate, as that of a modem does, and drops what does not fit. It is not in the host: a host's own
-  queueing discipline would hold its senders back (TCP small queues) before anything is dropped.
+  the rate asked for and nothing can exceed it.
+- The queue of a capped link holds `QUEUE_S` at its rate, and `LEAST_QUEUE_BYTES`, as that of a
+  modem does, and drops what does not fit. It is not in the host: a host's own queueing discipline
+  would hold its senders back (TCP small queues) before anything is dropped.
 - A bucket holds `BURST_BYTES`: one GSO packet with the headers of its segments. A smaller bucket
   makes the kernel cut each packet into 45; a larger one lets more through at once after a pause.
 - There is no netem here. Delay comes from `delay_line`, a process that holds every packet for half
@@ -41,6 +42,7 @@ from typing import Any
 WIRE, PAYLOAD = 1514, 1448  # bytes of a full Ethernet frame, and what TCP carries in it
 BURST_BYTES = 72 * 1024
 QUEUE_S = 0.1
+LEAST_QUEUE_BYTES = 128 * 1024
 MAX_HOSTS = 250
 CONGESTION_CONTROL = "cubic"  # set by route: only the first namespace may set the default to it
 EPHEMERAL_PORT = 32768  # outgoing connections use ports from here on
@@ -253,7 +255,7 @@ def _mac(number: int, *, end: int = 0) -> str:
 
 def _bucket(device: str, rate: float) -> str:
     wire = rate * WIRE / PAYLOAD
-    limit = max(BURST_BYTES, round(wire * QUEUE_S))
+    limit = max(LEAST_QUEUE_BYTES, round(wire * QUEUE_S))
     return (
         f"qdisc add dev {device} root tbf"
         f" rate {round(8 * wire)}bit burst {BURST_BYTES} limit {limit}"
