@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from swarm_lab import MIB, Lab, Program, Published, contents, go
+from swarm_lab import CHUNK, MIB, Lab, Program, Published, contents, go
 
 SIZE = 8 * MIB
 
@@ -51,7 +51,8 @@ def test_a_node_killed_twice_fetches_what_it_lacks_and_the_others_do_not_notice(
     node = lab.node("a")
     go(base, node)
     said = base.check(node)
-    assert said["from_hub"] + said["from_peers"] <= base.size - had
+    twice = 4 * CHUNK  # what a slow machine may ask for a second time
+    assert said["from_hub"] + said["from_peers"] <= base.size - had + twice
 
 
 def test_a_stopped_node_holds_nobody_up(lab: Lab) -> None:
