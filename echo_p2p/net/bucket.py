@@ -12,6 +12,8 @@ in full by what waits.
 
 from __future__ import annotations
 
+from echo_p2p.net import tuning
+
 BURST_S = 0.04
 """How late a task may come for its turn without its turn being lost."""
 QUANTUM_S = 0.02
@@ -24,6 +26,18 @@ def quantum_of(rate: int | None) -> int:
     if rate is None:
         return MAX_QUANTUM
     return max(MIN_QUANTUM, min(MAX_QUANTUM, int(rate * QUANTUM_S)))
+
+
+def next_batch(batch: int, *, slow: bool) -> int:
+    """How many bytes of chunks to give to a socket next, where there is no limit.
+
+    Args:
+        batch: how many it was given last.
+        slow: they took longer than `BATCH_S`, and it was the link that they waited for.
+    """
+    if slow:
+        return max(tuning.LEAST_BATCH_BYTES, batch // 2)
+    return min(tuning.MOST_BATCH_BYTES, batch * 2)
 
 
 class Bucket:

@@ -8,6 +8,7 @@ through libp2p's own session instead.
 from __future__ import annotations
 
 import socket as sockets
+import sys
 from typing import Any, Protocol
 
 import trio
@@ -17,8 +18,12 @@ from libp2p.io.trio import TrioTCPStream
 
 from echo_p2p.net import tuning
 
+if sys.platform == "linux":
+    import fcntl
+
 MAX_PLAIN_BYTES = 65535 - 16
 _PACKET_BYTES = 2 + 16
+_SIOCOUTQNSD = 0x894B
 
 
 def sealed_bytes(plain: int) -> int:
@@ -43,6 +48,9 @@ class Channel(Protocol):
 
     async def send(self, data: bytes) -> None:
         """Encrypt and send."""
+
+    def unsent(self) -> int:
+        """Bytes that were sent here and that the kernel has not put on the wire; 0 if unknown."""
 
     async def close(self) -> None:
         """Close the socket at once."""
@@ -101,6 +109,15 @@ class NoiseChannel:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ChannelError("the connection broke") from error
 
+    def unsent(self) -> int:
+        if sys.platform != "linux":
+            return 0
+        try:
+            told = fcntl.ioctl(self._socket.socket.fileno(), _SIOCOUTQNSD, bytes(4))
+        except OSError:  # it is gone already
+            return 0
+        return int.from_bytes(told, sys.byteorder)
+
     async def close(self) -> None:
         await trio.aclose_forcefully(self._socket)
 
@@ -124,6 +141,9 @@ class SessionChannel:
             await self._session.write(data)
         except (BaseLibp2pError, OSError) as error:
             raise ChannelError("the connection broke") from error
+
+    def unsent(self) -> int:
+        return 0
 
     async def close(self) -> None:
         await self._session.close()

@@ -29,7 +29,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from trio.lowlevel import ParkingLot
 
 from echo_p2p.net import tuning
-from echo_p2p.net.bucket import MAX_QUANTUM
+from echo_p2p.net.bucket import MAX_QUANTUM, next_batch
 from echo_p2p.net.channel import ChannelError, channel_of, sealed_bytes
 from echo_p2p.net.muxed_stream import MuxedStream
 from echo_p2p.net.outbox import Outbox, Part
@@ -73,6 +73,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         self._closing = False
         self._growth = 0
         self._outbox = Outbox()
+        self._batch = tuning.LEAST_BATCH_BYTES
         self._allowed = 0  # bytes of bulk whose turn has come
         self._filled = ParkingLot()
         self._turn_used = ParkingLot()
@@ -252,15 +253,20 @@ class Connection(IMuxedConn):  # type: ignore[misc]
             if parts:
                 data = b"".join(parts)
                 self.traffic.up.count(sealed_bytes(len(data)))
-            else:
-                data = b"".join(self._take_bulk())
-            if data:
-                self.space.unpark_all()
-                await self._channel.send(data)
+                await self._send(data)
+            elif data := b"".join(self._take_bulk()):
+                began = trio.current_time()
+                await self._send(data)
+                slow = trio.current_time() - began > tuning.BATCH_S and self._channel.unsent() > 0
+                self._batch = next_batch(self._batch, slow=slow)
             else:
                 if self._closing:
                     self._flushed.set()
                 await self._filled.park()
+
+    async def _send(self, data: bytes) -> None:
+        self.space.unpark_all()
+        await self._channel.send(data)
 
     def _take_bulk(self) -> list[Part]:
         if self.traffic.up.limited:
@@ -275,8 +281,9 @@ class Connection(IMuxedConn):  # type: ignore[misc]
             self._turn_used.unpark_all()
             return parts
         parts, size = [], 0
-        while size < tuning.BATCH_BYTES and self._outbox.next_size(MAX_QUANTUM):
-            frame = self._outbox.take_frame(MAX_QUANTUM)
+        most = min(self._batch, MAX_QUANTUM)
+        while size < self._batch and self._outbox.next_size(most):
+            frame = self._outbox.take_frame(most)
             parts += frame
             size += len(frame[1])
         return parts

@@ -23,7 +23,8 @@ KIB, MIB = 1024, 1024 * 1024
 READ_BYTES = 256 * KIB  # asked of the socket at once: several Noise packets a system call
 QUEUE_BYTES = 256 * KIB  # waiting to be encrypted; writers wait beyond it
 UNSENT_BYTES = 128 * KIB  # in the socket's buffer: what is urgent goes after them
-BATCH_BYTES = 128 * KIB  # of chunks, given to the socket at once: what is urgent waits behind them
+LEAST_BATCH_BYTES = 16 * KIB  # of chunks, given to the socket at once on a slow link,
+MOST_BATCH_BYTES = 256 * KIB  # and on a fast one: what is urgent waits behind them
 URGENT_BYTES = KIB  # a smaller answer is no chunk and goes first, whatever the protocol
 FIRST_BULK_BYTES = 16 * KIB  # of chunks, before there is credit for more
 MAX_QUEUE_BYTES = 4 * MIB  # answers that a remote provokes and does not read; it is cut off
@@ -42,6 +43,7 @@ STREAMS_PER_PROTOCOL = 32  # that we use for requests to one peer; more requests
 
 # How long, in seconds.
 HANDSHAKE_S = 10.0
+BATCH_S = 0.01  # that a batch of chunks may take to leave
 STAGGER_S = 0.5  # an address's head start over the next
 PING_S = 15.0
 MISSED_PINGS = 3  # in a row: the peer is gone
