@@ -20,8 +20,10 @@ from echo_p2p.artifact.rebuild import rebuild
 from echo_p2p.artifact.store import Store
 from echo_p2p.errors import RollbackError
 from echo_p2p.identity import Identity
-from echo_p2p.net.host import open_peer
+from echo_p2p.net.host import Peer, open_peer
+from echo_p2p.net.rpc import ask
 from echo_p2p.swarm.exchange import Exchange, HubSide
+from echo_p2p.wire import SWARM_PROTOCOL, HaveReply, HaveRequest
 
 KEEP = 2
 
@@ -33,7 +35,8 @@ class Desk:
     root: Path
     publisher: Publisher
     store: Store
-    exchange: Exchange
+    node: Peer
+    hub_id: str
     ledger: Ledger
     version: int
 
@@ -56,9 +59,16 @@ class Desk:
             (folder / "adapter_config.json").write_text("{}")
         return folder
 
-    def served(self, published: Published) -> list[bool]:
-        offered = self.exchange._offered
-        return [artifact.id in offered for artifact in published.artifacts]
+    async def served(self, published: Published) -> list[bool]:
+        """Of the snapshot and its delta, what a node is told that it can have."""
+        told = []
+        for artifact in published.artifacts:
+            request = HaveRequest(artifact=artifact.id, known=b"", wait_s=0.0)
+            reply = await ask(
+                self.node, self.hub_id, SWARM_PROTOCOL, request, HaveReply, deadline_s=30
+            )
+            told.append(bool(reply.have))
+        return told
 
     def in_store(self) -> list[tuple[str, int]]:
         artifacts = self.store.complete() + self.store.unfinished()
@@ -76,14 +86,18 @@ async def open_desk(
     async with Ledger.open(root / "ledger.sqlite", "run") as ledger:
         if version < 0:
             await ledger.begin()
-        async with open_peer(identity, [ANY_PORT]) as peer:
+        async with (
+            open_peer(identity, [ANY_PORT]) as peer,
+            open_peer(Identity.create(), []) as node,
+        ):
+            await node.connect(peer.addresses, deadline_s=30)
             with Store(root / "store", cap_bytes=None) as store:
                 exchange = Exchange(peer, store, hub=HubSide())
                 publisher = Publisher(
                     identity, "run", 16384, store=store, exchange=exchange, ledger=ledger,
                     keep=KEEP, deltas=root / "deltas" if deltas else None,
                 )  # fmt: skip
-                yield Desk(root, publisher, store, exchange, ledger, version)
+                yield Desk(root, publisher, store, node, peer.peer_id, ledger, version)
 
 
 @in_trio
@@ -97,7 +111,7 @@ async def test_each_version_but_the_first_has_a_delta_that_gives_it(tmp_path: Pa
             check_leads_to(now.delta, now.artifact)
             assert now.delta.manifest.delta is not None
             assert now.delta.manifest.delta.parent == before.artifact.id
-            assert desk.served(now) == [True, True]
+            assert await desk.served(now) == [True, True]
             desk.store.remove(now.artifact.id)
             list(rebuild(desk.store, now.delta, now.artifact))
             before = now
@@ -107,7 +121,8 @@ async def test_each_version_but_the_first_has_a_delta_that_gives_it(tmp_path: Pa
 async def test_what_is_served_no_more_is_deleted(tmp_path: Path) -> None:
     async with open_desk(tmp_path, Identity.create()) as desk:
         versions = [await desk.publish() for _ in range(4)]
-        assert [any(desk.served(version)) for version in versions] == [False, False, True, True]
+        served = [await desk.served(version) for version in versions]
+        assert served == [[False], [False, False], [True, True], [True, True]]
         assert desk.in_store() == [("adapter", 2), ("adapter", 3), ("delta", 2), ("delta", 3)]
         assert desk.delta_folders() == ["v000002", "v000003"]
 
@@ -141,7 +156,7 @@ async def test_a_version_whose_delta_cannot_be_made_is_published_without(tmp_pat
         (path / "adapter_config.json").write_text("[]")  # so that it cannot be compared with
         second = await desk.publish()
         assert second.delta is None
-        assert desk.served(second) == [True]
+        assert await desk.served(second) == [True]
         (tmp_path / "deltas").rmdir()
         (tmp_path / "deltas").write_text("in the way")
         assert (await desk.publish()).delta is None
