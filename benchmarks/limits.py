@@ -9,7 +9,9 @@ connection by which the asker's chunks come: idle, in a broadcast, and in one wi
 `network.max_upload` a little under what the uplink does. The queue before the capped link holds a
 tenth of a second, as that of a modem.
 
-    python benchmarks/limits.py [--rows limits,latency] [--json]
+    python benchmarks/limits.py [--rows limits,latency] [--uplink 4] [--mib 16] [--json]
+
+An uplink that the CPU cannot fill shows the CPU's delays and nothing of the link's.
 """
 
 from __future__ import annotations
@@ -38,9 +40,7 @@ WATCHED_S = 21.0
 WINDOW_S = 10.0
 STEP_S = 0.2
 WARM_UP_S = 1.0  # until the requests that make the demand are there
-UPLINK = 20 * MB
 UNDER = 0.95
-SIZE = 64 * MIB
 ASK_EACH_S = 0.01
 IDLE_S = 4.0
 
@@ -95,27 +95,27 @@ def _windows(host: Host, side: int, limit: int) -> Iterator[float]:
             yield (later[1] - count) / (limit * (later[0] - at))
 
 
-def measure_latency(repeats: int) -> Iterator[Record]:
+def measure_latency(uplink: float, size: int, repeats: int) -> Iterator[Record]:
     nodes = [Link()] * 4
-    for limit in (None, int(UNDER * UPLINK)):
+    for limit in (None, int(UNDER * uplink)):
         limits = [] if limit is None else [format_rate(limit)]
         with (
             scratch() as root,
-            open_swarm(root, Link(up=UPLINK), nodes, hub_limits=limits) as swarm,
+            open_swarm(root, Link(up=uplink), nodes, hub_limits=limits) as swarm,
         ):
             if limit is None:
                 yield _told("idle", _answers(swarm, lambda: time.sleep(IDLE_S)), None)
-            rounds = [_busy(swarm) for _ in range(repeats)]
+            rounds = [_busy(swarm, size) for _ in range(repeats)]
             name = "unlimited" if limit is None else f"max_upload {format_rate(limit)}"
             answers = [one for answers, _ in rounds for one in answers]
             took_s = statistics.median(took for _, took in rounds)
             yield _told(f"in a broadcast, {name}", answers, took_s)
 
 
-def _busy(swarm: Swarm) -> tuple[list[float], float]:
+def _busy(swarm: Swarm, size: int) -> tuple[list[float], float]:
     """Seconds of each answer during a broadcast, and of the broadcast."""
     took: list[float] = []
-    swarm.prepare(SIZE, MIB)
+    swarm.prepare(size, MIB)
     answers = _answers(swarm, lambda: took.append(_broadcast(swarm)))
     return answers, took[0]
 
@@ -149,6 +149,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", default="limits,latency")
     parser.add_argument("--repeats", type=int, default=3, help="broadcasts under `latency`")
+    parser.add_argument("--uplink", type=float, default=4.0, help="MB/s, under `latency`")
+    parser.add_argument("--mib", type=int, default=16, help="of a broadcast under `latency`")
     parser.add_argument("--json", action="store_true", help="a JSON object a row")
     options = parser.parse_args()
     rows = options.rows.split(",")
@@ -156,7 +158,7 @@ def main() -> None:
     if "limits" in rows:
         records.append(measure_limits())
     if "latency" in rows:
-        records.append(measure_latency(options.repeats))
+        records.append(measure_latency(options.uplink * MB, options.mib * MIB, options.repeats))
     for table in records:
         for record in table:
             if options.json:

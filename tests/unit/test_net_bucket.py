@@ -9,7 +9,8 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_p2p.net.bucket import BURST_S, MAX_QUANTUM, Bucket, quantum_of
+from echo_p2p.net import tuning
+from echo_p2p.net.bucket import BURST_S, MAX_QUANTUM, Bucket, next_batch, quantum_of
 from echo_p2p.rates import LEAST
 
 WINDOW_S = 10.0
@@ -88,3 +89,16 @@ def test_what_is_given_back_lets_others_go(rate, now, size):
 def test_a_quantum_takes_a_fiftieth_of_a_second_at_most():
     assert quantum_of(None) == quantum_of(10**9) == MAX_QUANTUM
     assert quantum_of(250_000) == 5000
+
+
+@given(st.lists(st.booleans(), max_size=30))
+def test_a_batch_follows_the_link_within_its_bounds(slow):
+    batch = tuning.LEAST_BATCH_BYTES
+    for one in slow:
+        following = next_batch(batch, slow=one)
+        assert tuning.LEAST_BATCH_BYTES <= following <= tuning.MOST_BATCH_BYTES
+        assert following <= batch if one else following >= batch
+        batch = following
+    for _ in range(4):
+        batch = next_batch(batch, slow=False)
+    assert batch == tuning.MOST_BATCH_BYTES

@@ -406,3 +406,10 @@ def test_orders_in_flight_are_bounded() -> None:
         node.peer_has(f"peer{i}", bitmap.full(1000), 0.0)
     assert len(node.plan(0.0)) == Limits.total
     assert Limits.for_chunks(4 << 20).total * (4 << 20) <= 32 << 20
+
+
+def test_a_download_limit_bounds_what_is_asked_for_to_what_comes_in_time() -> None:
+    assert Limits.for_chunks(1 << 20, 64_000).total == 1
+    assert Limits.for_chunks(1 << 20, 1_000_000).total == 9
+    assert Limits.for_chunks(1 << 20, 1 << 30) == Limits.for_chunks(1 << 20)
+    assert Limits.for_chunks(1 << 20, 64_000).first_patience_s >= (1 << 20) / 64_000
