@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_hub.planner.activation import Activation
-from echo_hub.planner.capacity import effective_rate, least_staleness, rate_needed, rule
+from echo_hub.planner.capacity import effective_rate, least_staleness, rate_needed, rule, spacing
 from echo_hub.planner.schedule import predict
 from echo_hub.planner.simulator import Simulation, simulate
 from echo_hub.planner.system import (
@@ -74,6 +74,12 @@ def test_least_staleness_is_least() -> None:
                 assert round_s > (least - kappa) * 30.0
     with pytest.raises(ValueError, match="endless"):
         least_staleness(math.inf, 30.0, 1)
+
+
+def test_nodes_that_cannot_keep_up_skip_versions() -> None:
+    assert [spacing(RUN, seconds) for seconds in (0.0, 30.0, 31.0, 95.0)] == [1, 1, 2, 4]
+    run = replace(RUN, kappa=2, staleness=5)
+    assert [spacing(run, seconds) for seconds in (0.0, 60.0, 61.0)] == [2, 2, 4]
 
 
 def test_rule_names_the_limit() -> None:

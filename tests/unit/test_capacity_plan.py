@@ -139,6 +139,18 @@ def test_volunteers_cost_nothing_and_too_few_are_told(tmp_path: Path) -> None:
     assert made.best.counts == {"RTX 4090 #1": 1}
 
 
+def test_a_latency_that_no_staleness_in_bounds_hides_is_told(tmp_path: Path) -> None:
+    fleet = SMALL.replace("[[cards]]", "broadcast_s = 150\n[[cards]]", 1)
+    made = make_plan(*planned(tmp_path, fleet + "[plan]\nmax_staleness = 2\n"))
+    assert not made.enough
+    assert made.missing.startswith("latency")
+    least = re.search(r"Allow S = (\d+)", made.missing)
+    assert least is not None
+    made = make_plan(*planned(tmp_path, fleet + f"[plan]\nmax_staleness = {least[1]}\n"))
+    assert made.enough
+    assert made.best.run.staleness == int(least[1])
+
+
 def test_a_lease_time_that_nobody_can_keep_is_told(tmp_path: Path) -> None:
     config, fleet = planned(tmp_path, SMALL)
     short = config.model_copy(update={"lease": config.lease.model_copy(update={"seconds": 2.0})})

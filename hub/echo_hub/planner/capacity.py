@@ -42,7 +42,7 @@ class Rule:
     """From a version's publication until a batch sampled from it is ready: T_bcast, the slowest
     way through the nodes, and the checks."""
     slack_s: float
-    """What the lease rule leaves for that: (S + 1 - kappa) T_train."""
+    """What the lease rule leaves for that: (S + 1 - spacing) T_train."""
     by_rate_s: float
     """Seconds an update takes if nodes are the limit."""
     by_latency_s: float
@@ -120,8 +120,20 @@ def rate_needed(run: Run, transfer_s: float) -> float:
     return run.kappa * run.rollouts / left if left > 0 else UNLIMITED
 
 
+def spacing(run: Run, transfer_s: float) -> int:
+    """Updates between the versions that a node gets: kappa, or more if it cannot keep up.
+
+    Nodes take one version after the other, the newest there is; so if a download takes longer than
+    kappa T_train, they skip some.
+    """
+    return run.kappa * max(1, math.ceil(transfer_s / (run.kappa * run.train_s) - 1e-9))
+
+
 def least_staleness(round_s: float, train_s: float, kappa: int) -> int:
-    """Least S with which a round of `round_s` is hidden: round_s <= (S + 1 - kappa) T_train."""
+    """Least S with which a round of `round_s` is hidden: round_s <= (S + 1 - kappa) T_train.
+
+    `kappa` is the spacing, where nodes cannot keep up with kappa.
+    """
     if math.isinf(round_s):
         raise ValueError("no staleness hides an endless round")
     return max(kappa - 1 + math.ceil(round_s / train_s - 1e-9), kappa if kappa > 1 else 0)
@@ -138,12 +150,13 @@ def rule(run: Run, nodes: Sequence[Node], churn: Churn | None = None) -> Rule:
     by_rate = run.rollouts / rate + (transfer / run.kappa if run.pauses else 0.0)
     round_s = transfer + max(_last_of_batch_s(run, working), run.rollouts / rate) + run.check_s
     staleness = run.staleness - stuck_groups(run, working, churn) / run.groups
-    by_latency = _latency_period(run, round_s, staleness)
+    apart = spacing(run, transfer)
+    by_latency = _latency_period(run, round_s, staleness, apart)
     return Rule(
         rate=rate,
         rate_needed=rate_needed(run, transfer),
         round_s=round_s,
-        slack_s=max(0.0, staleness + 1 - run.kappa) * run.train_s,
+        slack_s=max(0.0, staleness + 1 - apart) * run.train_s,
         by_rate_s=by_rate,
         by_latency_s=by_latency,
         seconds_per_update=max(run.train_s, by_rate, by_latency),
@@ -170,14 +183,14 @@ def _last_of_batch_s(run: Run, nodes: Sequence[Node]) -> float:
     return times[-1][0] * factor
 
 
-def _latency_period(run: Run, round_s: float, staleness: float) -> float:
+def _latency_period(run: Run, round_s: float, staleness: float, apart: int) -> float:
     """Seconds an update takes if the way round is the limit: the mean of the critical cycle.
 
-    The batch that is hardest to have, S + 2 - kappa updates after a publication, takes `round_s`
-    and one update; from there to the next publication it is `extra` updates of T_train.
+    The batch that is hardest to have, S + 2 - spacing updates after a version, takes `round_s` and
+    one update; from there to the next version that nodes get it is `extra` updates of T_train.
     """
-    steps = staleness + 2 - run.kappa
+    steps = staleness + 2 - apart
     if steps <= 0:
         return UNLIMITED
-    extra = -math.floor(steps + 1e-9) % run.kappa
+    extra = -math.floor(steps + 1e-9) % apart
     return (round_s + (1 + extra) * run.train_s) / (steps + extra)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from echo_hub.config import RunConfig
 from echo_hub.planner.activation import hourly
 from echo_hub.planner.answer import HUNDRED, Baseline, Option, Plan
-from echo_hub.planner.capacity import Rule, in_time, rule, survival
+from echo_hub.planner.capacity import Rule, in_time, least_staleness, rule, spacing, survival
 from echo_hub.planner.cover import cheapest_set
 from echo_hub.planner.fleet import (
     Fleet,
@@ -99,10 +99,12 @@ def _missing(option: Option, kinds: Sequence[Kind]) -> str:
             f"rate: {told.rate:.3g} of {told.rate_needed:.3g} rollouts/s. Add nodes, or accept "
             f"that the learner waits {option.prediction.idle:.0%} of the time."
         )
+    apart = spacing(replace(option.run, kappa=1), option.transfer_s)
+    least = least_staleness(told.round_s, option.run.train_s, apart)
     return (
         f"latency: a version's way round takes {told.round_s:.3g} s, and S = "
-        f"{option.run.staleness} leaves {told.slack_s:.3g} s. Allow a larger staleness, use faster "
-        "links, or nodes that work on fewer groups at a time."
+        f"{option.run.staleness} leaves {told.slack_s:.3g} s. Allow S = {least} "
+        "(plan.max_staleness), use faster links, or generate fewer answers at a time (at_a_time)."
     )
 
 

@@ -296,27 +296,33 @@ class Simulation:
         version, seconds = worker.begun.pop(lease)
         if self._controller is not None:
             self._controller.worked(worker.node.key, 1, seconds / worker.node.groups, self.now)
-        held = self._book.get(lease)
-        if held is not None:
-            self._paces.answered(worker.key, held.issued_at, self.now)
-            self._book.answer(lease)
-            self._checking += 1
-            if self._rng.random() < self._run.rejected:
-                self._at(self.now + self._run.check_s, lambda: self._checked(None))
-                self._book.give_back(held)
-            else:
-                group = ScoredGroup(0, lease, worker.key, version, [], [])
-                self._at(self.now + self._run.check_s, lambda: self._checked(group))
+        self._answered(worker, lease, version)
         self._ask(worker)
         self._share_out()
+
+    def _answered(self, worker: _Worker, lease: bytes, version: int) -> None:
+        """A submission arrives: its lease is closed, and it goes on to its checks."""
+        held = self._book.get(lease)
+        if held is None:  # expired
+            return
+        self._paces.answered(worker.key, held.issued_at, self.now)
+        self._book.answer(lease)
+        following = self._book.version + (1 if self._training else 0)
+        if following - version > self._run.staleness:  # as the hub's first checks find it
+            self._stale += 1
+            self._book.give_back(held)
+            return
+        self._checking += 1
+        group: ScoredGroup | None = ScoredGroup(0, lease, worker.key, version, [], [])
+        if self._rng.random() < self._run.rejected:
+            self._book.give_back(held)
+            group = None
+        self._at(self.now + self._run.check_s, lambda: self._checked(group))
 
     def _checked(self, group: ScoredGroup | None) -> None:
         self._checking -= 1
         if group is not None:
-            if self._book.version - group.version > self._run.staleness:
-                self._stale += 1
-            else:
-                self._buffer.add(group)
+            self._buffer.add(group)
         self._take()
         self._share_out()
 
