@@ -153,7 +153,7 @@ class Arena:
         """Call an async function in the arena's loop, for at most a minute."""
 
         async def bounded() -> T:
-            with trio.fail_after(60):
+            with trio.fail_after(180):
                 return await act(*args)
 
         return trio.from_thread.run(bounded, trio_token=self._token)

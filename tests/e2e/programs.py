@@ -63,7 +63,7 @@ class Program:
         with self._arrived:
             self._arrived.notify_all()
 
-    def wait_for(self, wanted: Callable[[Event], bool], *, deadline_s: float = 120) -> Event:
+    def wait_for(self, wanted: Callable[[Event], bool], *, deadline_s: float = 300) -> Event:
         """The first event, past or to come, that is wanted."""
 
         def found() -> Event | None:
@@ -94,7 +94,7 @@ class Program:
         self._process.kill()
         self._process.wait(30)
 
-    def wait(self, deadline_s: float = 60) -> int:
+    def wait(self, deadline_s: float = 180) -> int:
         """The exit code, once it has ended."""
         code = self._process.wait(deadline_s)
         self._reader.join(30)

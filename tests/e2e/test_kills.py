@@ -76,7 +76,7 @@ def test_a_node_is_killed_in_mid_lease(stage: Stage, port: int) -> None:
     joined = [node.wait_for(named("joined")) for node in nodes]
     held = stop_in_mid_lease(stage, hub, nodes[0], public_key_of(joined[0]["node"]))
     nodes[0].kill()
-    assert hub.wait(150) == 0
+    assert hub.wait(300) == 0
     assert nodes[1].wait() == 0
     check_ledger(stage, 24)
     check_receipts(stage, nodes[1], joined[1])
@@ -103,7 +103,7 @@ def test_the_hub_is_killed_in_mid_update(stage: Stage, port: int) -> None:
         hub = stage.hub()
         # the update that was cut short is not there, and is made again
         assert hub.wait_for(named("serving"))["version"] in (version, version + 1)
-    assert hub.wait(150) == 0
+    assert hub.wait(300) == 0
     for node, greeting in zip(nodes, joined, strict=True):
         node.stop()  # one that was away at the end of the run still waits for its hub
         check_receipts(stage, node, greeting)
@@ -120,7 +120,7 @@ def test_a_corrupt_chunk_on_disk_is_fetched_again(stage: Stage, port: int) -> No
     weights = corrupt_base(stage.root / "node-0")
     corrupt_base(stage.run)
     again = stage.node(0)
-    assert hub.wait(150) == 0
+    assert hub.wait(300) == 0
     assert again.wait() == 0
     # one chunk of the base came anew, from a hub whose own copy had the same chunk rotten
     (summary,) = again.named("summary")
@@ -165,7 +165,7 @@ def test_sigterm_ends_the_hub_and_it_continues(stage: Stage, port: int) -> None:
         assert ledger.execute(query).fetchall()[-1] == (reached,)  # and published
     hub = stage.hub()
     assert hub.wait_for(named("serving"))["version"] == reached
-    assert hub.wait(150) == 0
+    assert hub.wait(300) == 0
     node.stop()
     check_receipts(stage, node, joined)
     check_ledger(stage, 6)

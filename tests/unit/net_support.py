@@ -22,7 +22,7 @@ def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
         async def bounded() -> None:
-            with trio.fail_after(60):
+            with trio.fail_after(180):
                 await test(*args, **kwargs)
 
         trio.run(bounded)

@@ -103,7 +103,7 @@ class World:
 
     def run(self, body: Callable[[Front, Ledger], Awaitable[None]]) -> None:
         async def main() -> None:
-            with trio.fail_after(60):
+            with trio.fail_after(180):
                 async with self.front() as (front, ledger):
                     await body(front, ledger)
 

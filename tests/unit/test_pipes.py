@@ -29,7 +29,7 @@ def in_trio(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     @wraps(test)
     def run(**fixtures: Any) -> None:
         async def bounded() -> None:
-            with trio.fail_after(60):
+            with trio.fail_after(180):
                 await test(**fixtures)
 
         trio.run(bounded)

@@ -65,7 +65,7 @@ def config(task: str, *, timeout_s: float = 20.0, processes: int = 1) -> RunConf
 
 def with_scorers(run_config: RunConfig, body: Callable[[Scorers], Awaitable[None]]) -> None:
     async def main() -> None:
-        with trio.fail_after(60):
+        with trio.fail_after(180):
             async with open_scorers(run_config, BASE) as scorers:
                 await body(scorers)
 
