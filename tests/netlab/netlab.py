@@ -115,6 +115,8 @@ class Host:
     namespace: Namespace
     processes: list[subprocess.Popen[Any]]
     """Of the whole lab, the delay line among them."""
+    _router: Namespace
+    _number: int
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[Any]:
         """Start a program here; killed with the lab. `options` are those of Popen.
@@ -127,13 +129,14 @@ class Host:
         return process
 
     def traffic(self) -> tuple[int, int]:
-        """Bytes received and sent on its link so far, headers and all."""
-        for line in self.namespace.run("cat", "/proc/net/dev").splitlines():
-            name, _, counters = line.partition(":")
-            if name.strip() == "eth0":
-                fields = counters.split()
-                return int(fields[0]), int(fields[8])
-        raise LabError(f"{self.name} has no eth0")
+        """Bytes that its link has brought and taken so far; what was dropped does not count."""
+        counters = {}
+        for line in self._router.run("cat", "/proc/net/dev").splitlines():
+            device, _, numbers = line.partition(":")
+            counters[device.strip()] = numbers.split()
+        down, up = f"d{self._number}", f"u{self._number}"
+        taken = counters[up][8] if up in counters else counters[down][0]
+        return int(counters[down][8]), int(taken)
 
 
 @functools.cache
@@ -172,7 +175,7 @@ def open_lab(links: Mapping[str, Link], *, rtt_s: float = 0.0) -> Iterator[dict[
         hosts = {}
         for number, ((name, link), room) in enumerate(zip(links.items(), rooms, strict=True), 1):
             _connect(router, room, number, link, delayed=rtt_s > 0)
-            hosts[name] = Host(name, _address(number), link, room, processes)
+            hosts[name] = Host(name, _address(number), link, room, processes, router, number)
         yield hosts
 
 
