@@ -3,12 +3,14 @@
 Drives the program's own planner, scatter and upload queues (see `sim_swarm`).
 
     python benchmarks/broadcast_sim.py             the settings of the lab, seconds each
-    python benchmarks/broadcast_sim.py 1000        so many nodes on residential links
+    python benchmarks/broadcast_sim.py --crowd 1000    so many nodes on residential links
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +18,18 @@ from dataclasses import dataclass
 from sim_swarm import Link, Site, Swarm, bound
 
 MB, MIB = 1e6, 1 << 20
+MIX = [  # million subscribers, median Mbit/s up, median Mbit/s down
+    (32.2, 20.4, 226.1),  # Comcast
+    (30.4, 11.8, 225.3),  # Charter
+    (15.4, 142.8, 187.1),  # AT&T
+    (7.5, 104.9, 183.2),  # Verizon
+    (5.6, 10.7, 212.3),  # Cox
+    (4.3, 29.8, 190.8),  # Altice
+]
+"""The largest providers in the US: Ookla's medians, fourth quarter of 2022 (as told by CCG
+Consulting's "POTs and PANs"), weighted by about how many subscribers each reported then."""
+SPREAD = 0.5  # of the lines of one provider: standard deviation of the logarithm. Assumed.
+HOME_RTT_S = 0.014  # Ookla's median latency of fixed lines in the US, end of 2022
 FREE = 125 * MB  # "uncapped": a gigabit
 
 
@@ -94,6 +108,60 @@ def run(row: Row, chunk: int, seed: int = 0) -> tuple[Swarm, float]:
     return swarm, last(list(swarm.nodes.values()))
 
 
+def residential(rng: random.Random) -> Link:
+    """A home's link, drawn from `MIX`."""
+    ((_, up, down),) = rng.choices(MIX, [kind[0] for kind in MIX])
+    spread = math.exp(SPREAD * rng.gauss(0, 1))
+    return Link(up * 1e6 / 8 * spread, down * 1e6 / 8 * spread, HOME_RTT_S)
+
+
+def crowd(options: argparse.Namespace) -> None:
+    """Many nodes on residential links, some leaving and others joining all the time."""
+    rng = random.Random(options.seed)
+    size = options.mib * MIB
+    chunk = options.chunk or adaptive(size)
+    hub = Link(options.hub * MB, options.hub * MB, 0.01)
+    swarm = Swarm(seed=options.seed, count=-(-size // chunk), chunk=chunk, hub=hub)
+    links = [residential(rng) for _ in range(options.crowd)]
+    for link in links:
+        swarm.join(link)
+    first = list(swarm.nodes.values())
+    for node in first:
+        swarm.introduce(node)
+
+    def churn() -> None:
+        node = rng.choice([node for node in swarm.nodes.values() if not node.gone])
+        swarm.leave(node)
+        swarm.at(swarm.now + 0.3, swarm.introduce, swarm.join(residential(rng)))
+        swarm.at(swarm.now + rng.expovariate(rate), churn)
+
+    rate = options.churn / 100 / 60 * len(links)
+    if rate > 0:
+        swarm.at(rng.expovariate(rate), churn)
+    began = time.process_time()
+    swarm.run(until=3600.0)
+    least = bound(size, hub, links)
+    times = sorted(n.done_at for n in first if n.done_at is not None)
+    stayed = sum(not n.gone for n in first)
+    copies, kilobytes = swarm.hub.sent_bytes / size, swarm.hub.sent_bytes / len(links) / 1e3
+    print(
+        f"{len(links)} nodes, {options.mib} MiB in chunks of {chunk >> 10} KiB, "
+        f"hub {options.hub:g} MB/s, churn {options.churn:g} % a minute\n"
+        f"bound {least:.2f} s; half of the nodes {times[len(times) // 2]:.2f} s, "
+        f"99 % {times[int(0.99 * len(times))]:.2f} s, the last {times[-1]:.2f} s "
+        f"({times[-1] / least:.2f} of the bound); {len(times)} of {stayed} that stayed\n"
+        f"hub {copies:.2f} copies, {kilobytes:.1f} kB a node; "
+        f"sent in vain {swarm.wasted / swarm.count / len(links):.3f} of the chunks\n"
+        f"{swarm.events} events, {swarm.plans} plans, {time.process_time() - began:.0f} s of CPU",
+        flush=True,
+    )
+
+
+def adaptive(size: int) -> int:
+    """The chunk size that the publisher would choose."""
+    return max(64 << 10, min(MIB, size // 128))
+
+
 def last(nodes: list[Site]) -> float:
     """When the last of those that could finish had it."""
     times = [n.done_at for n in nodes if not n.gone and not n.stopped]
@@ -104,14 +172,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chunk", type=int, default=0, help="bytes; 0: by size")
     parser.add_argument("--only", default="")
+    parser.add_argument("--crowd", type=int, default=0, help="so many nodes on residential links")
+    parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--hub", type=float, default=20.0, help="MB/s")
+    parser.add_argument("--churn", type=float, default=1.0, help="percent of the nodes a minute")
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.crowd:
+        crowd(options)
+        return
     print("| setting | bound s | ours s | ratio | hub copies | wasted | plans | CPU s |")
     print("|---|---|---|---|---|---|---|---|")
     for row in settings():
         if options.only not in row.name:
             continue
         began = time.process_time()
-        chunk = options.chunk or max(65536, min(MIB, row.size // 128))
+        chunk = options.chunk or adaptive(row.size)
         swarm, took = run(row, chunk)
         least = bound(row.size, row.hub, row.nodes)
         copies = swarm.hub.sent_bytes / row.size

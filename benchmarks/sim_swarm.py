@@ -197,7 +197,9 @@ class Swarm:
             return
         self.plans += 1
         backlog = node.uploads.backlog_s(self.now) if node.serves else None
-        for order in planner.plan(self.now):
+        orders = planner.plan(self.now)
+        self._withdraw(node, planner.withdrawn())
+        for order in orders:
             source = self.hub if order.source == HUB else self.nodes[order.source]
             self.at(self.now + self._way(node, source), self._receive, source, node, order, backlog)
         wake = planner.wake_at(self.now)
@@ -380,6 +382,11 @@ class Swarm:
         if ticket is not None and not source.stopped:
             self._drop(source, ticket)
 
+    def _withdraw(self, node: Site, orders: list[Order]) -> None:
+        for order in orders:
+            source = self.hub if order.source == HUB else self.nodes[order.source]
+            self.at(self.now + self._way(node, source), self._cancel, source, node, order.number)
+
     # --- being answered -------------------------------------------------------------------------
 
     def _answer(self, source: Site, asker: Site, what: str, order: Order) -> None:
@@ -398,10 +405,7 @@ class Swarm:
             return
         if planner.have >> index & 1:
             self.wasted += 1
-        for needless in planner.arrived(order, index, self.now):
-            other = self.hub if needless.source == HUB else self.nodes[needless.source]
-            way = self._way(node, other)
-            self.at(self.now + way, self._cancel, other, node, needless.number)
+        self._withdraw(node, planner.arrived(order, index, self.now))
         for name in node.peers:
             self._tell(node, name)
         if not planner.lacks:

@@ -150,7 +150,9 @@ class Fetch:
     async def _carry_out_orders(self, nursery: trio.Nursery) -> None:
         while self._planner.lacks and self._failure is None:
             now = trio.current_time()
-            for order in self._planner.plan(now):
+            orders = self._planner.plan(now)
+            self._cancel(self._planner.withdrawn())
+            for order in orders:
                 self._in_progress[order.number] = trio.CancelScope()
                 nursery.start_soon(self._carry_out, order)
             wake_at = self._planner.wake_at(now)
@@ -260,6 +262,11 @@ class Fetch:
                 del self._in_progress[order.number]
                 self._wake()
 
+    def _cancel(self, orders: list[Order]) -> None:
+        for order in orders:
+            if scope := self._in_progress.get(order.number):  # gone when all is being cancelled
+                scope.cancel()
+
     async def _ask_for(self, order: Order) -> None:
         picks = order.index is None
         backlog_s = self._backlog_s() if picks else None
@@ -297,9 +304,7 @@ class Fetch:
             await self._report(order.source, index)
             raise
         new = not self._planner.have >> index & 1
-        for needless in self._planner.arrived(order, index, trio.current_time()):
-            if scope := self._in_progress.get(needless.number):  # gone when all is being cancelled
-                scope.cancel()
+        self._cancel(self._planner.arrived(order, index, trio.current_time()))
         self._count(order.source, len(data), new=new)
 
     def _count(self, source: str, size: int, *, new: bool) -> None:

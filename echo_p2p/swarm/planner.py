@@ -22,8 +22,10 @@ something useful for as long as anything is lacking:
 4. Few at a time. Uplinks serve one or two requests and queue the rest (`uploads`), so a chunk is
    passed on a chunk's time after it came; an asker keeps at a source no more than covers the round
    trip. A request in a queue is not a stall: a source's pace is known, and so is when to give up.
-5. End. When all that is lacking has been asked for, what is expected late is asked for a second
-   time where it is expected in less than half that time; the first answer cancels the other.
+5. Move. A request that another source with room for one could answer in less than half the time
+   that it is expected to take is withdrawn and made there: nothing stays in the queue of a slow
+   uplink while a quick one that has the same is idle. What waits in a queue costs nothing to move;
+   each further move of the same chunk must gain twice as much, so none is moved for ever.
 6. Nothing waits for ever. A source that gives nothing for its patience is not counted on until it
    gives something. If neither a chunk nor news of one came for one to two patiences, the node
    insists, and the hub sends what it would not; it goes on insisting until there is news from a
@@ -35,7 +37,7 @@ Why the uplinks stay busy: under rule 1 each node holds chunks that others lack 
 `N chunk / u_hub` on; by rule 2 every such chunk is asked for by everybody who knows of it; so an
 uplink is idle only when all its peers have what it has. What is lost is the start (the time until
 everybody holds something: chunks should be small, about F / 128), the end (the last chunk in each
-queue, rule 5) and the way (round trips, which rule 4 covers).
+queue, which rule 5 shortens) and the way (round trips, which rule 4 covers).
 
 Progress: as long as the hub answers, every chunk arrives, whatever the peers do, since rule 6 ends
 at an insisting request and the hub never refuses one for ever. Calls to `plan` cannot run hot: what
@@ -46,6 +48,7 @@ it returns is bounded by the slots, each slot is freed by an answer, and a sourc
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -55,13 +58,12 @@ from echo_p2p.swarm.sources import Order, Source
 __all__ = ["Limits", "Order", "Planner"]
 
 STRIKES = 5
-_FIRST_BACKOFF_S = 0.25
-_LONGEST_BACKOFF_S = 30.0
 _FIRST_SPARE_PAUSE_S = 0.1
 _LONGEST_SPARE_PAUSE_S = 10.0
 _SOONER = 2.0  # asked for again only where it should come in half the time,
 _LEAST_GAIN_S = 0.1  # and this much earlier
 _SOON_S = 0.2
+_HOPE = 4.0  # times the patience, if peers have what we lack: in a crowd the first chunk takes long
 _SMOOTH = 0.25
 _HUB_SLACK = 3  # requests in its queue: which chunk it is gets decided when it is sent
 
@@ -131,6 +133,10 @@ class Planner:
         self._spare_at = float("-inf")  # when the hub may be asked for a further copy
         self._spare_pause_s = _FIRST_SPARE_PAUSE_S
         self._insisting = False
+        self._hoping = False  # some peer says that it has what we lack
+        self._withdrawn: list[Order] = []
+        self._moves: Counter[int] = Counter()
+        self._moved = False  # the latest look moved a request
         self._progress(now)
 
     @property
@@ -147,7 +153,7 @@ class Planner:
         news = have & self.lacks & ~source.have
         source.have |= have
         # the promises of a peer that keeps us waiting are no reason to go on waiting
-        if news and self._usable(source, now) and news & ~self._offered(source, now):
+        if news and source.usable(now) and news & ~self._offered(source, now):
             self._insisting = False
             self._progress(now)
 
@@ -168,9 +174,10 @@ class Planner:
         """A verified chunk is on disk. Returns other orders for it, to be cancelled."""
         source = self._close(order)
         if source is not None:
-            source.strikes = 0
+            source.strikes = source.closings = 0
             slack = _HUB_SLACK if source is self._hub else 1
             source.learn(order, now, self._limits.per_source, slack)
+            self._watch(source)
             if order.index is not None and source is self._hub:
                 self._spare_pause_s = _FIRST_SPARE_PAUSE_S
         if not self.have >> index & 1:
@@ -180,10 +187,9 @@ class Planner:
         needless = [other for other in self._flying.values() if other.index == index]
         for other in needless:
             rival = self._hub if other.source == self._hub_id else self._peers[other.source]
-            if rival is not self._hub and not self._usable(rival, now):
-                self.failed(other, now)  # it had its time
-            else:
-                self._close(other)
+            if rival is not self._hub and not rival.usable(now):
+                rival.close_for_a_while(now)  # it had its time
+            self._close(other)
         return needless
 
     def elsewhere(self, order: Order, now: float) -> None:
@@ -203,8 +209,7 @@ class Planner:
         if source is None:
             return
         source.strikes += 1
-        backoff = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(source.strikes - 1, 10))
-        source.closed_until = max(source.closed_until, now + backoff)
+        source.close_for_a_while(now)
         if source is not self._hub and order.index is not None:
             source.have &= ~(1 << order.index)
             if source.strikes >= STRIKES:
@@ -213,47 +218,55 @@ class Planner:
     # --- what to do -----------------------------------------------------------------------------
 
     def plan(self, now: float) -> list[Order]:
-        """Requests to make now."""
+        """Requests to make now, once those that `withdrawn` returns have been cancelled."""
+        orders = list[Order]()
+        while new := self._plan(now):
+            orders += new
+            if not self._moved:
+                break
+        moved = {order.number for order in self._withdrawn}
+        return [order for order in orders if order.number not in moved]
+
+    def withdrawn(self) -> list[Order]:
+        """Requests not wanted any more since the last call: they were made elsewhere."""
+        withdrawn, self._withdrawn = self._withdrawn, []
+        return withdrawn
+
+    def _plan(self, now: float) -> list[Order]:
+        self._moved = False
         room = self._limits.total - len(self._flying)
         lacks = self.lacks
         if room <= 0 or not lacks:
             return []
-        usable = {name: source for name, source in self._peers.items() if self._usable(source, now)}
-        flying = twice = 0
+        usable = {name: source for name, source in self._peers.items() if source.usable(now)}
+        flying = 0
         for order in self._flying.values():
-            # what was asked of a source that keeps us waiting is as good as not asked for
-            if order.index is not None and (order.source in usable or order.source == self._hub_id):
-                twice |= flying & 1 << order.index
+            if order.index is not None:
                 flying |= 1 << order.index
+        self._hoping = any(source.have & lacks for source in self._peers.values())
         rarity = bitmap.by_rarity(lacks, [source.have for source in usable.values()])
-        orders = self._from_hub(rarity[0] & ~twice, room, now)
+        # first what was asked for nowhere, then what was asked of peers that keep us waiting
+        orders = self._from_hub(rarity[0] & ~flying or rarity[0], room, now)
         asked = self._from_peers(lacks & ~flying, rarity, usable, room - len(orders), now)
         orders += asked
         for order in asked:
             assert order.index is not None
             flying |= 1 << order.index
-        wanted = lacks & ~flying
-        if len(orders) < room and wanted & ~rarity[0]:
-            spare = wanted & ~self._soon(usable.values(), now)
-            orders += self._spare(spare, rarity, room - len(orders), now)
-            for order in orders:
-                wanted &= ~(1 << order.index) if order.index is not None else -1
-        if not wanted & ~rarity[0] and len(orders) < room:
-            orders += self._again(flying & ~twice, usable, room - len(orders), now)
-        return orders
+        wanted = lacks & ~flying & ~rarity[0]
+        if len(orders) < room and wanted:
+            wanted &= ~self._soon(usable.values(), now)
+            orders += self._spare(wanted, rarity, room - len(orders), now)
+        return orders + self._move(usable, now)
 
     def wake_at(self, now: float) -> float | None:
         """When to plan again though nothing happens; later than now. None: only when it does."""
-        limits, times = self._limits, [self._hub.closed_until, self._stalls_at(), self._spare_at]
+        times = [self._hub.closed_until, self._stalls_at(), self._spare_at]
         if self._quiet:
             times.append(self._quiet_until)
         for source in self._peers.values():
-            times.append(source.closed_until)
-            if source.flying:
-                times.append(self._source_stalls_at(source))
-        if len(self._flying) < limits.total:
-            times += [o.next_look(now) for o in self._flying.values() if o.index is not None]
-        return min((time for time in times if time > now), default=None)
+            times += (source.closed_until, source.stalls_at)
+        times += [o.next_look(now) for o in self._flying.values() if o.index is not None]
+        return min((time for time in times if now < time < float("inf")), default=None)
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -268,13 +281,14 @@ class Planner:
         self.patience_s = min(limits.most_patience_s, max(limits.least_patience_s, 4 * self._gap_s))
 
     def _stalls_at(self) -> float:
-        return self._progressed + self.patience_s * self._jitter
+        patience_s = self.patience_s * (_HOPE if self._hoping else 1.0)
+        return self._progressed + patience_s * self._jitter
 
-    def _source_stalls_at(self, source: Source) -> float:
+    def _watch(self, source: Source) -> None:
         """An unproven source is counted on for as long as the hub would take, and no longer."""
         limits = self._limits
         first_s = min(limits.first_patience_s, self._enough_s())
-        return source.stalls_at(first_s, limits.least_patience_s, limits.most_patience_s)
+        source.watch(first_s, limits.least_patience_s, limits.most_patience_s)
 
     def _enough_s(self) -> float:
         """Peers that answer within this need no help from the hub."""
@@ -286,17 +300,13 @@ class Planner:
             return None
         source = self._hub if order.source == self._hub_id else self._peers[order.source]
         del source.flying[order.number]
+        self._watch(source)
         return source
-
-    def _usable(self, source: Source, now: float) -> bool:
-        return source.closed_until <= now and (
-            not source.flying or self._source_stalls_at(source) > now
-        )
 
     def _offered(self, but: Source, now: float) -> int:
         offered = 0
         for source in self._peers.values():
-            if source is not but and source.have & ~offered and self._usable(source, now):
+            if source is not but and source.have & ~offered and source.usable(now):
                 offered |= source.have
         return offered
 
@@ -384,25 +394,23 @@ class Planner:
                 orders.append(self._order(self._hub_id, hub, index, 0, now))
         return orders
 
-    def _again(self, once: int, usable: dict[str, Source], room: int, now: float) -> list[Order]:
+    def _move(self, usable: dict[str, Source], now: float) -> list[Order]:
         """Rule 5."""
         orders = list[Order]()
-        late = [
-            (order.remaining_s(now), order)
-            for order in self._flying.values()
-            if order.index is not None and once >> order.index & 1
-        ]
-        late = [entry for entry in late if entry[0] > _LEAST_GAIN_S]
-        if not late:
-            return orders
-        late.sort(key=lambda entry: (-entry[0], entry[1].number))
         sources = {name: source for name, source in usable.items() if source.room > 0}
         if self._may_spare(now) and self._hub_id is not None and not self._picks():
             sources[self._hub_id] = self._hub
-        guess = self._guess_s()
+        if not sources:
+            return orders
+        flying = [(o.remaining_s(now), o) for o in self._flying.values() if o.index is not None]
+        late = [entry for entry in flying if entry[0] > _LEAST_GAIN_S]
+        late.sort(key=lambda entry: (-entry[0], entry[1].number))
+        known = [source.gap_s for source in self._peers.values() if source.gap_s is not None]
+        guess = sum(known) / len(known) if known else self._enough_s() / 2
         for remaining_s, order in late:
             assert order.index is not None
-            best, least = None, (remaining_s - _LEAST_GAIN_S) / _SOONER
+            sooner = _SOONER ** (1 + self._moves[order.index])
+            best, least = None, (remaining_s - _LEAST_GAIN_S) / sooner
             for name, source in sources.items():
                 if name == order.source or source.room <= 0:
                     continue
@@ -410,9 +418,19 @@ class Planner:
                     continue
                 if (wait := source.wait_s(guess)) < least:
                     best, least = name, wait
-            if best is not None and len(orders) < room:
+            if best is not None:
+                self._withdraw(order, now)
+                self._moves[order.index] += 1
                 orders.append(self._order(best, sources[best], order.index, 0, now))
         return orders
+
+    def _withdraw(self, order: Order, now: float) -> None:
+        source = self._hub if order.source == self._hub_id else self._peers[order.source]
+        if source is not self._hub and not source.usable(now):
+            source.close_for_a_while(now)
+        self._close(order)
+        self._withdrawn.append(order)
+        self._moved = True
 
     def _order(
         self,
@@ -429,4 +447,5 @@ class Planner:
         order = Order(self._numbers, name, index, lacks, insist, now, expected_at)
         source.flying[order.number] = self._flying[order.number] = order
         source.full = source.room <= 0
+        self._watch(source)
         return order

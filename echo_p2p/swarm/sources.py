@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 _SMOOTH = 0.3
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.25, 30.0
 _LINDY = 0.5  # what is late by t is expected to take half of its age more
 
 
@@ -46,12 +47,14 @@ class Source:
 
     have: int = 0
     flying: dict[int, Order] = field(default_factory=dict)
-    strikes: int = 0
+    strikes: int = 0  # failures since its last chunk
+    closings: int = 0  # since its last chunk
     closed_until: float = float("-inf")
     gap_s: float | None = None
     least_s: float | None = None
     last_at: float = float("-inf")
     window: int = 1
+    stalls_at: float = float("inf")  # when it will have kept us waiting too long
     full: bool = False  # the latest order filled the window
 
     @property
@@ -82,10 +85,21 @@ class Source:
         elif queued > 1.5 * slack:
             self.window = max(1, self.window - 1)
 
-    def stalls_at(self, first_s: float, least_s: float, most_s: float) -> float:
-        """When it will have kept us waiting too long: four gaps without a chunk."""
+    def close_for_a_while(self, now: float) -> None:
+        """Do not use it for a time that doubles until it gives a chunk."""
+        backoff = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(self.closings, 10))
+        self.closings += 1
+        self.closed_until = max(self.closed_until, now + backoff)
+
+    def watch(self, first_s: float, least_s: float, most_s: float) -> None:
+        """Set `stalls_at`: four gaps without a chunk; `first_s` before there was any."""
         oldest = next(iter(self.flying.values()), None)
         if oldest is None:
-            return float("inf")
+            self.stalls_at = float("inf")
+            return
         patience = first_s if self.gap_s is None else min(most_s, max(least_s, 4 * self.gap_s))
-        return max(self.last_at, oldest.since) + patience
+        self.stalls_at = max(self.last_at, oldest.since) + patience
+
+    def usable(self, now: float) -> bool:
+        """Whether it may be counted on."""
+        return self.closed_until <= now < self.stalls_at
