@@ -325,10 +325,13 @@ class ChunkRequest(Message, frozen=True):
 
 
 class ChunkReply(Message, frozen=True):
-    """A chunk's bytes. Worth nothing until its digest was checked against the manifest."""
+    """A chunk's bytes. Worth nothing until its digest was checked against the manifest.
+
+    Decoded, `data` is a view of the message: a chunk is not copied once more.
+    """
 
     index: Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)]
-    data: Annotated[bytes, Meta(max_length=MAX_CHUNK_BYTES)]
+    data: Annotated[memoryview, Meta(max_length=MAX_CHUNK_BYTES)]
 
 
 class Elsewhere(Message, frozen=True):

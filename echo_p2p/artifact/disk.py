@@ -92,7 +92,7 @@ def read_slices(root: Path, slices: Iterator[Slice]) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def write_slices(root: Path, slices: Iterator[Slice], data: bytes) -> None:
+def write_slices(root: Path, slices: Iterator[Slice], data: bytes | memoryview) -> None:
     """Put bytes into these ranges of files that exist."""
     rest = memoryview(data)
     for piece in slices:

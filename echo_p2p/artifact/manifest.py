@@ -114,7 +114,7 @@ class Artifact:
         """BLAKE3 digest that chunk `index` must have."""
         return self.manifest.chunks[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
-    def holds(self, index: int, data: bytes) -> bool:
+    def holds(self, index: int, data: bytes | memoryview) -> bool:
         """Whether these bytes are chunk `index`: as many, and of its digest."""
         if not 0 <= index < self.layout.count or len(data) != self.layout.size(index):
             return False

@@ -30,7 +30,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from blake3 import blake3
@@ -371,7 +371,7 @@ class Partial:
         """The other chunks."""
         return bitmap.full(self.artifact.layout.count) & ~self._entry.have
 
-    def write(self, index: int, data: bytes) -> None:
+    def write(self, index: int, data: bytes | memoryview) -> None:
         """Put a chunk in its place.
 
         ChunkError: these bytes are not that chunk; nothing was written.
@@ -393,18 +393,12 @@ class Partial:
         entry, store = self._entry, self._store
         if self.lacks:
             raise ArtifactError(f"{self.artifact} still lacks {self.lacks.bit_count()} chunks.")
-        content, lost = blake3(), 0
-        for index in range(self.artifact.layout.count):
-            data = store._read_good(entry, index)
-            if data is None:
-                lost |= 1 << index
-            else:
-                content.update(data)
-        if lost:
+        if self._digest() != self.artifact.manifest.content:
+            lost = bitmap.full(self.artifact.layout.count) & ~store._scan(entry)
+            if not lost:
+                raise ManifestError(f"{self.artifact} is not what its manifest says it adds up to.")
             store._lose(entry, lost)
             raise ChunkError(f"{lost.bit_count()} chunks of {self.artifact} are corrupt on disk.")
-        if content.digest() != self.artifact.manifest.content:
-            raise ManifestError(f"{self.artifact} is not what its manifest says it adds up to.")
         with disk_errors(f"complete {self.artifact}"):
             for file in self.artifact.manifest.files:
                 fsync(entry.files / file.name)
@@ -416,6 +410,14 @@ class Partial:
                 entry.complete = True
                 store._touch(entry)
         return entry.files
+
+    def _digest(self) -> bytes:
+        """Of all that is on disk, in order; of less if some of it cannot be read."""
+        content, layout = blake3(), self.artifact.layout
+        with suppress(OSError):
+            for index in range(layout.count):
+                content.update(read_slices(self._entry.files, layout.slices(index)))
+        return content.digest()
 
     def close(self) -> None:
         """Stop fetching."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,6 +31,11 @@ class _Line:
     def __init__(self) -> None:
         self.slots = trio.Semaphore(tuning.STREAMS_PER_PROTOCOL)
         self.idle: list[tuple[float, Stream]] = []
+
+
+@lru_cache(maxsize=4096)
+def _id(peer_id: str) -> ID:
+    return ID.from_string(peer_id)
 
 
 class Client:
@@ -85,9 +91,7 @@ class Client:
 
     def _connection(self, peer_id: str) -> Any:
         """The newest one: after a peer was lost and came back, older ones may not know yet."""
-        for connection in reversed(
-            self._host.get_network().get_connections(ID.from_string(peer_id))
-        ):
+        for connection in reversed(self._host.get_network().get_connections(_id(peer_id))):
             if not connection.muxed_conn.is_closed:
                 return connection
         raise UnreachableError(f"there is no connection to {peer_id}.", fix="Connect to it first.")

@@ -9,13 +9,16 @@ and Noise layer reach a quarter of asyncio's TLS, these three quarters (`benchma
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import logging
 import os
+import sys
 
 from echo_p2p.errors import NetError
 
 LIBP2P_RELEASE = "0.8.1"
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -33,6 +36,8 @@ GROWTH_BYTES = 32 * MIB  # what all windows of a connection may grow by, togethe
 MERGE_BYTES = 4 * KIB  # smaller chunks are joined: bytes cost what they weigh, not an object each
 JOIN_BYTES = 16 * KIB  # a smaller body is copied behind its header, a larger one sent after it
 MAX_FRAME_BYTES = 64 * MIB  # beyond it a frame is not even skipped
+
+KEPT_BYTES = 4 * MIB  # the longest chunk
 
 # How many.
 MAX_CONNECTIONS = 512
@@ -54,6 +59,21 @@ FLUSH_S = 1.0  # for a goodbye to be sent
 CLOSE_S = 3.0  # for a peer, or all of them, to be let go
 
 
+def keep_pages() -> None:
+    """Have glibc reuse the memory of buffers up to `KEPT_BYTES` instead of giving it back at once.
+
+    By default a megabyte is mapped for each buffer of a chunk and unmapped after it, and its 256
+    page faults cost more than copying it: a third of what receiving a chunk takes. Elsewhere than
+    on glibc nothing is done.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 2 * KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, 8 * KEPT_BYTES)
+
+
 def apply() -> None:
     """Check the release, and keep libp2p from writing to our terminal. May be called again."""
     from libp2p.network.connection import swarm_connection
@@ -66,6 +86,7 @@ def apply() -> None:
         )
     # This module logs through the root logger, which gives that a handler as a side effect.
     swarm_connection.logging = logging.getLogger("libp2p.network.connection")
+    keep_pages()
     if "LIBP2P_DEBUG" not in os.environ:
         # libp2p reports what strangers do wrong as errors of ours.
         logging.getLogger("libp2p").setLevel(logging.CRITICAL)

@@ -38,6 +38,7 @@ from echo_p2p.wire import (
     SwarmRequest,
 )
 
+NEWS_S = 0.05  # news waits for as long, so that what comes meanwhile goes along with it
 MAX_INTRODUCED = 32
 MAX_SEEKERS = 1024  # then those that have left are forgotten
 _OLDER = 100  # added to the rank of a chunk of a version that is not the newest
@@ -139,6 +140,8 @@ class Answers:
         with self._watching(request.artifact, asker), trio.move_on_after(request.wait_s):
             while not self._news(request):
                 await self._shelf.changed.wait()
+            if request.known.strip(b"\0"):
+                await trio.sleep(NEWS_S)
         artifact = self._shelf.get(request.artifact)
         have = self._store.have(request.artifact)
         if artifact is None or have is None:
@@ -246,9 +249,13 @@ class Answers:
         scatter.keep_only(self._peer.connected())
         return scatter
 
-    async def _read(self, artifact: Artifact, index: int) -> bytes:
+    async def _read(self, artifact: Artifact, index: int) -> memoryview:
+        fetch = self._shelf.fetches.get(artifact.id)
+        kept = None if fetch is None else fetch.recent(index)
+        data: bytes | memoryview | None = kept
         try:
-            data = await trio.to_thread.run_sync(self._store.read_chunk, artifact.id, index)
+            if kept is None:
+                data = await trio.to_thread.run_sync(self._store.read_chunk, artifact.id, index)
         except ChunkError as error:
             _log.warning("%s", error)
             self._damage(artifact.id)
@@ -258,7 +265,7 @@ class Answers:
         self._stats.bytes_sent[artifact.manifest.kind] += len(data)
         if artifact.id in self._shelf.offered:  # not withdrawn while it was read
             self._stats.bytes_sent_of[artifact.id] += len(data)
-        return data
+        return memoryview(data)
 
     def _damage(self, artifact_id: bytes) -> None:
         if self._shelf.offered.pop(artifact_id, None) is not None and self._damaged is not None:

@@ -43,9 +43,11 @@ ANSWER_S = 10.0
 CONNECT_S = 5.0
 REPORT_S = 5.0
 SLOWEST_BYTES_S = 20e3  # a request may take as long as this rate needs for its chunk
-MAX_CALLED = 16
-MAX_FOLLOWED = 32
+# News of a chunk goes to all followers: twice as many cost a third more CPU and gain nothing.
+MAX_CALLED = 5
+MAX_FOLLOWED = 6
 MAX_MEETINGS = 5
+RECENT_BYTES = 16 << 20
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 30.0
 
@@ -129,6 +131,7 @@ class Fetch:
         self._search_again = trio.Event()
         self._failure: StoreError | None = None
         self._nursery: trio.Nursery | None = None
+        self._recent: dict[int, memoryview] = {}
 
     async def run(self, interested: Collection[str]) -> None:
         """Fetch until nothing is lacking; `interested` are peers that asked us for it before."""
@@ -137,8 +140,6 @@ class Fetch:
             try:
                 for peer_id in interested:
                     self.meet(peer_id, interested=True)
-                for peer_id in self._peer.connected():
-                    self.meet(peer_id)
                 nursery.start_soon(self._search)
                 await self._carry_out_orders(nursery)
             finally:
@@ -166,12 +167,29 @@ class Fetch:
             return
         if interested:
             self._planner.peer_has(peer_id, 0, trio.current_time())
-        if peer_id in self._followed or len(self._followed) >= MAX_FOLLOWED:
+        if peer_id in self._followed or not self._has_room():
             return
         self._meetings[peer_id] += 1
         if self._meetings[peer_id] <= MAX_MEETINGS:
             self._followed.add(peer_id)
             self._nursery.start_soon(self._follow, peer_id)
+
+    def _has_room(self) -> bool:
+        """Whether to follow one more. Those that are not counted on take no place."""
+        now = trio.current_time()
+        return sum(self._planner.counts_on(peer, now) for peer in self._followed) < MAX_FOLLOWED
+
+    def _make_room(self, silent: str) -> None:
+        """A peer had no news: its place goes to another, if there is one."""
+        others = self._peer.connected() - self._followed
+        self._followed.discard(silent)
+        for peer_id in [*random.sample(sorted(others), len(others)), silent]:
+            self.meet(peer_id)
+        self._search_again.set()
+
+    def recent(self, index: int) -> memoryview | None:
+        """A chunk that came lately, verified: others ask for it at once, so it is kept a while."""
+        return self._recent.get(index)
 
     def _wake(self) -> None:
         self._woken.set()
@@ -179,23 +197,33 @@ class Fetch:
     # --- finding peers and what they have -------------------------------------------------------
 
     async def _search(self) -> None:
-        """Ask the hub who else has or wants this, now and again, and connect to some."""
+        """Now and again: who is connected, and whom does the hub know that has or wants this?"""
         pause = FIRST_PAUSE_S
-        while self._hub is not None:
-            request = PeersRequest(artifact=self.artifact.id)
-            try:
-                reply = await ask(
-                    self._peer, self._hub, SWARM_PROTOCOL, request, PeersReply, deadline_s=ANSWER_S
-                )
-            except NetError as error:
-                _log.info("the hub names no peers for %s: %s", self.artifact, error)
-            else:
-                await self._call(reply)
+        while True:
+            if self._hub is not None:
+                await self._ask_hub(self._hub)
+            self._meet_connected()
             with trio.move_on_after(pause) as waiting:
                 await self._search_again.wait()
             self._search_again = trio.Event()
             if waiting.cancelled_caught:
                 pause = min(LONGEST_PAUSE_S, 2 * pause)
+
+    async def _ask_hub(self, hub: str) -> None:
+        request = PeersRequest(artifact=self.artifact.id)
+        try:
+            reply = await ask(
+                self._peer, hub, SWARM_PROTOCOL, request, PeersReply, deadline_s=ANSWER_S
+            )
+        except NetError as error:
+            _log.info("the hub names no peers for %s: %s", self.artifact, error)
+        else:
+            await self._call(reply)
+
+    def _meet_connected(self) -> None:
+        others = self._peer.connected() - self._followed
+        for peer_id in random.sample(sorted(others), len(others)):
+            self.meet(peer_id)
 
     async def _call(self, reply: PeersReply) -> None:
         known = self._followed | self._distrusted | {self._peer.peer_id, self._hub}
@@ -237,6 +265,9 @@ class Fetch:
                     pause = FIRST_PAUSE_S
                     self._planner.peer_has(peer_id, known, trio.current_time())
                     self._wake()
+                elif not self._has_room():
+                    self._make_room(peer_id)
+                    return
                 elif trio.current_time() - began < POLL_S / 2:
                     # it answers at once and says nothing: it shall not keep us busy
                     await trio.sleep(pause)
@@ -295,7 +326,7 @@ class Fetch:
         else:
             raise NetError(f"{order.source} sent chunk {order.index} elsewhere; only a hub may.")
 
-    async def _take(self, order: Order, index: int, data: bytes) -> None:
+    async def _take(self, order: Order, index: int, data: memoryview) -> None:
         if not (order.lacks >> index & 1 if order.index is None else index == order.index):
             raise NetError(f"{order.source} sent chunk {index}, which it was not asked for.")
         try:
@@ -304,6 +335,9 @@ class Fetch:
             await self._report(order.source, index)
             raise
         new = not self._planner.have >> index & 1
+        self._recent[index] = data
+        while len(self._recent) * self._layout.chunk_bytes > RECENT_BYTES:
+            del self._recent[next(iter(self._recent))]
         self._cancel(self._planner.arrived(order, index, trio.current_time()))
         self._count(order.source, len(data), new=new)
 

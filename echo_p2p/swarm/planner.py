@@ -165,6 +165,11 @@ class Planner:
                 del self._flying[number]
             self._quiet = False  # what the hub gave to it, it would give again
 
+    def counts_on(self, peer: str, now: float) -> bool:
+        """Whether a peer may still give something soon: not given up, and not kept waiting by."""
+        source = self._peers.get(peer)
+        return peer not in self._given_up and (source is None or source.usable(now))
+
     def distrust(self, peer: str) -> None:
         """A peer sent a bad chunk: have nothing to do with it again."""
         self._given_up.add(peer)

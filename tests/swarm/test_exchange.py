@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import trio
 from hostile import WAYS, Hostile
 from swarm_support import CHUNK, Swarm, contents, in_trio, open_swarm
+from trio.testing import wait_all_tasks_blocked
 
 from echo_p2p.artifact import bitmap
 from echo_p2p.artifact.manifest import Artifact
@@ -17,7 +19,7 @@ from echo_p2p.net.host import Peer
 from echo_p2p.net.rpc import ask
 from echo_p2p.rates import Limits
 from echo_p2p.swarm.exchange import Exchange
-from echo_p2p.swarm.fetch import Progress
+from echo_p2p.swarm.fetch import MAX_FOLLOWED, Progress
 from echo_p2p.wire import (
     MAX_CHUNKS,
     SWARM_PROTOCOL,
@@ -170,6 +172,32 @@ async def test_everyone_completes_among_bad_peers(tmp_path: Path, how: str) -> N
             path = node.store.path(artifact.id)
             assert path is not None
             assert contents(path) == contents(source)
+
+
+@pytest.mark.parametrize("how", ["chatty", "mute", "silent"])
+@in_trio
+async def test_bad_peers_do_not_take_the_places_of_good_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("echo_p2p.swarm.fetch.POLL_S", 0.3)
+    monkeypatch.setattr("echo_p2p.swarm.fetch.ANSWER_S", 0.3)
+    async with open_swarm(tmp_path) as swarm:
+        artifact, _ = swarm.publish()
+        node, good = await swarm.join(), await swarm.join()
+        await swarm.fetch(artifact, good)
+        bad = [await swarm.stranger() for _ in range(MAX_FOLLOWED + 1)]
+        for peer in bad:
+            if how != "silent":
+                Hostile(peer, how).lie_about(artifact)
+            await node.peer.connect(peer.addresses, deadline_s=10)
+        await node.peer.disconnect(swarm.hub.peer.peer_id)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                functools.partial(node.exchange.fetch, artifact, None, deadline_s=120)
+            )
+            await wait_all_tasks_blocked(0.1)
+            await node.peer.connect(good.peer.addresses, deadline_s=10)
+        assert node.store.path(artifact.id) is not None
 
 
 @in_trio

@@ -48,7 +48,7 @@ def strategy(info: mi.Type) -> st.SearchStrategy[Any]:
             return st.text(**_sizes(info))
         case mi.StrType():
             return st.from_regex(info.pattern)
-        case mi.BytesType():
+        case mi.BytesType() | mi.MemoryViewType():
             return st.binary(**_sizes(info))
         case mi.BoolType():
             return st.booleans()
