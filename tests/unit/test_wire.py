@@ -45,6 +45,7 @@ WRONG: dict[type, list[Any]] = {
     mi.FloatType: ["1", b"1", None, [], {}, True, math.nan, math.inf, -math.inf],
     mi.StrType: [1, b"a", None, [], {}, True],
     mi.BytesType: [1, "a", [], {}, True, 1.5],
+    mi.MemoryViewType: [1, "a", [], {}, True, 1.5],
     mi.BoolType: [1, 0, "true", None, [], {}],
     mi.LiteralType: [1, "neither", b"stop", None, []],
     mi.VarTupleType: [1, "a", b"a", None, {}, True],
