@@ -26,8 +26,8 @@ MIX = [  # million subscribers, median Mbit/s up, median Mbit/s down
     (5.6, 10.7, 212.3),  # Cox
     (4.3, 29.8, 190.8),  # Altice
 ]
-"""The largest providers in the US: Ookla's medians, fourth quarter of 2022 (as told by CCG
-Consulting's "POTs and PANs"), weighted by about how many subscribers each reported then."""
+"""The largest providers in the US. Rates: Ookla's medians, fourth quarter of 2022 (as told by
+Fierce Network, "Comcast snags speed crown"). Subscribers: rough figures of ours, as weights."""
 SPREAD = 0.5  # of the lines of one provider: standard deviation of the logarithm. Assumed.
 HOME_RTT_S = 0.014  # Ookla's median latency of fixed lines in the US, end of 2022
 FREE = 125 * MB  # "uncapped": a gigabit

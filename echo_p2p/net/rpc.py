@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeVar, overload
 
+import trio
+
 from echo_p2p.errors import NetError, PeerRefusedError, WireError
 from echo_p2p.net.host import Peer, Remote
 from echo_p2p.net.server import Reply
@@ -21,10 +23,11 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True)
 class Sending:
-    """A reply, and what is called once: with True when it was sent, False when it could not be."""
+    """A reply as in `server.Reply`."""
 
     message: Message
     sent: Callable[[bool], None]
+    cut: trio.CancelScope
 
 
 @overload
@@ -103,7 +106,7 @@ def answer(
             raise PeerRefusedError(error.message, code="bad_message") from error
         reply = await handler(remote, message)
         if isinstance(reply, Sending):
-            return Reply(encode(reply.message), reply.sent)
+            return Reply(encode(reply.message), reply.sent, reply.cut)
         return encode(reply)
 
     peer.serve(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -26,10 +26,14 @@ from echo_p2p.wire import BULK_PROTOCOLS, Refusal, encode
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply, and what is called once: with True when it was sent, False when it could not be."""
+    """A reply, and what is called once: with True when it was sent, False when it could not be.
+
+    When `cut` is cancelled, it is not sent any further, and its stream is reset.
+    """
 
     body: bytes
     sent: Callable[[bool], None] = lambda _: None
+    cut: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 Handler = Callable[[Remote, bytes], Awaitable[bytes | Reply]]
@@ -108,11 +112,13 @@ class Service:
                     reply = Reply(reply)
                 left = False
                 try:
-                    with trio.fail_after(self._deadline_s):
+                    with trio.fail_after(self._deadline_s), reply.cut:
                         await stream.send(reply.body)
-                    left = True
+                        left = True
                 finally:
                     reply.sent(left)
+                if not left:
+                    raise NetError(f"{remote.peer_id} was too slow to take a reply.")
 
     async def _reply(self, remote: Remote, stream: Stream, size: int) -> bytes | Reply:
         if not size:

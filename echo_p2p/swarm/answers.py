@@ -199,7 +199,7 @@ class Answers:
                 return Elsewhere()
             data = await self._read(artifact, index)
             handed_over = True
-            return Sending(ChunkReply(index=index, data=data), turn.ended)
+            return Sending(ChunkReply(index=index, data=data), turn.ended, turn.cut)
         finally:
             if not handed_over:
                 turn.ended(sent=False)

@@ -1,7 +1,7 @@
 """The queue of a program's uplink, as tasks see it: `uploads` decides, here they wait.
 
 Promise: whoever entered the queue leaves it, served, refused or cancelled; `ended` may be called
-twice.
+twice. A turn whose `cut` is cancelled shall not be served any further.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class Turn:
     ticket: int
     turns: Turns
     begun: trio.Event = field(default_factory=trio.Event)
+    cut: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     async def begins(self) -> None:
         """Wait for it."""
@@ -55,5 +56,8 @@ class Turns:
 
     def pump(self) -> None:
         """Begin the turns whose time has come."""
-        for ticket in self.uploads.start(trio.current_time()):
+        now = trio.current_time()
+        for ticket in self.uploads.start(now):
             self._turns[ticket].begun.set()
+        for ticket in self.uploads.cut(now):
+            self._turns[ticket].cut.cancel()

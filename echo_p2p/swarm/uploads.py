@@ -14,10 +14,11 @@ on late. So few are served at a time and the others wait their turn:
    rate. So now and then there are more places for a while, and they stay if the rate followed.
 4. An asker is served one chunk at a time: two on one connection would only delay each other.
 5. What takes `LATE` times longer than usual (a receiver that is slow or was stopped) does not hold
-   a place any more.
+   a place any more. When as many are under way as may be, the oldest of these are cut off, so that
+   receivers that do not read keep out nobody.
 
-Invariants: at most `most` are under way, and one of each asker; as long as there is a place and
-somebody waits who is not served, `start` returns a ticket.
+Invariants: at most `most` are under way and `MOST_BYTES` (one may go over), and one of each asker;
+as long as there is a place and somebody waits who is not served, `start` returns a ticket.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 
 LEAST = 2
 MOST = 32
+MOST_BYTES = 64 << 20  # in memory for it
 WARM_UP = 6.0
 LATE = 3.0
 _EPOCH_S, _EPOCH_CHUNKS = 0.25, 6  # over which a rate is measured, at least
@@ -122,6 +124,13 @@ class Uploads:
             heapq.heappush(self._heap, entry)
         return started
 
+    def cut(self, now: float) -> list[int]:
+        """Tickets to break off, because somebody waits and they hold all there is."""
+        if not self._heap or not self._full():
+            return []
+        self._mark_late(now)
+        return [ticket for ticket, turn in self._active.items() if turn.late][:1]
+
     def wake_at(self, now: float) -> float | None:
         """When to call `start` again though nothing happens. None: only when something does."""
         if not self._heap:
@@ -157,10 +166,14 @@ class Uploads:
 
     def _places(self) -> float:
         """Those that are free."""
-        if len(self._active) >= self._most:
+        if self._full():
             return 0.0
         taken = sum(self._share(turn) for turn in self._active.values() if not turn.late)
         return LEAST + self._trial.extra - taken
+
+    def _full(self) -> bool:
+        held = sum(turn.size for turn in self._active.values())
+        return len(self._active) >= self._most or held >= MOST_BYTES
 
     def _share(self, turn: _Turn) -> float:
         return turn.size / (turn.size + turn.trips * turn.rtt_s * self._rate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from echo_p2p.net.rpc import ask
 from echo_p2p.rates import Limits
 from echo_p2p.swarm.exchange import Exchange
 from echo_p2p.swarm.fetch import MAX_FOLLOWED, Progress
+from echo_p2p.swarm.uploads import Uploads
 from echo_p2p.wire import (
     MAX_CHUNKS,
     SWARM_PROTOCOL,
@@ -29,6 +31,7 @@ from echo_p2p.wire import (
     HaveRequest,
     PeersReply,
     PeersRequest,
+    encode,
 )
 
 
@@ -179,8 +182,8 @@ async def test_everyone_completes_among_bad_peers(tmp_path: Path, how: str) -> N
 async def test_bad_peers_do_not_take_the_places_of_good_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("echo_p2p.swarm.fetch.POLL_S", 0.3)
-    monkeypatch.setattr("echo_p2p.swarm.fetch.ANSWER_S", 0.3)
+    for name in ("POLL_S", "ANSWER_S", "FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(f"echo_p2p.swarm.fetch.{name}", 0.3)
     async with open_swarm(tmp_path) as swarm:
         artifact, _ = swarm.publish()
         node, good = await swarm.join(), await swarm.join()
@@ -198,6 +201,31 @@ async def test_bad_peers_do_not_take_the_places_of_good_ones(
             await wait_all_tasks_blocked(0.1)
             await node.peer.connect(good.peer.addresses, deadline_s=10)
         assert node.store.path(artifact.id) is not None
+
+
+@in_trio
+async def test_askers_that_do_not_read_keep_nobody_from_being_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("echo_p2p.swarm.uploads._FIRST_TOOK_S", 0.1)
+    monkeypatch.setattr("echo_p2p.swarm.turns.Uploads", functools.partial(Uploads, most=4))
+    async with open_swarm(tmp_path) as swarm, AsyncExitStack() as stack:
+        artifact, _ = swarm.publish(size=3 << 20, chunk=1 << 20)
+        hub = swarm.hub.peer.peer_id
+        for _ in range(6):
+            deaf = await swarm.stranger()
+            stream = await stack.enter_async_context(
+                deaf.stream(hub, SWARM_PROTOCOL, deadline_s=10)
+            )
+            await stream.send(
+                encode(
+                    ChunkRequest(
+                        artifact=artifact.id, index=0, lacks=b"", insist=False, backlog_s=0.0
+                    )
+                )
+            )
+        node = await swarm.join()
+        await swarm.fetch(artifact, node, deadline_s=40)  # an answer's deadline is 45 s
 
 
 @in_trio

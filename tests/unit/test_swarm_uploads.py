@@ -8,7 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_p2p.swarm.uploads import LEAST, MOST, Uploads
+from echo_p2p.swarm.uploads import LEAST, MOST, MOST_BYTES, Uploads
 
 SIZE = 1 << 19
 
@@ -24,6 +24,33 @@ def test_few_are_served_at_a_time_and_the_next_when_one_has_left() -> None:
     assert queue.start(0.1) == []
     queue.end(tickets[1], 0.1, sent=True)
     assert queue.start(0.1) == [tickets[2]]
+
+
+def test_receivers_that_do_not_read_keep_nobody_out() -> None:
+    queue, deaf = uploads_with(*map(str, range(MOST)))
+    now, started = 0.0, queue.start(0.0)
+    while len(started) < MOST:
+        assert queue.cut(now) == []
+        now += 10.0  # these are late, so others have their places
+        started += queue.start(now)
+    other = queue.ask("other", rank=0, size=SIZE, rtt_s=0.0)
+    now += 10.0
+    assert queue.start(now) == []
+    (cut,) = queue.cut(now)
+    assert cut in deaf
+    queue.end(cut, now, sent=False)
+    assert queue.start(now) == [other]
+    assert queue.cut(now) == []  # nobody waits
+
+
+def test_what_is_held_in_memory_is_bounded() -> None:
+    queue = Uploads()
+    for name in map(str, range(MOST)):
+        queue.ask(name, rank=0, size=MOST_BYTES // 4, rtt_s=0.0)
+    started = queue.start(0.0)
+    for now in range(10, 100, 10):
+        started += queue.start(float(now))
+    assert len(started) == 4
 
 
 def test_one_asker_is_served_one_at_a_time() -> None:
