@@ -424,18 +424,20 @@ class Planner:
                 if (wait := source.wait_s(guess)) < least:
                     best, least = name, wait
             if best is not None:
-                self._withdraw(order, now)
-                self._moves[order.index] += 1
+                self._moves[order.index] += self._withdraw(order, now)
                 orders.append(self._order(best, sources[best], order.index, 0, now))
         return orders
 
-    def _withdraw(self, order: Order, now: float) -> None:
+    def _withdraw(self, order: Order, now: float) -> bool:
+        """False if the source had its time, so that leaving it is no sign of our haste."""
         source = self._hub if order.source == self._hub_id else self._peers[order.source]
-        if source is not self._hub and not source.usable(now):
+        in_time = source is self._hub or source.usable(now)
+        if not in_time:
             source.close_for_a_while(now)
         self._close(order)
         self._withdrawn.append(order)
         self._moved = True
+        return in_time
 
     def _order(
         self,

@@ -63,8 +63,12 @@ class Source:
         return self.window - len(self.flying)
 
     def wait_s(self, guess: float) -> float:
-        """How long one more request will take; `guess` is the gap of a source not known yet."""
-        return (len(self.flying) + 1) * (guess if self.gap_s is None else self.gap_s)
+        """How long one more request will take; `guess` is the gap of a source not known yet.
+
+        One that kept us waiting and gave nothing since is believed less each time.
+        """
+        gap_s = guess if self.gap_s is None else self.gap_s
+        return (len(self.flying) + 1) * gap_s * 2.0 ** min(self.closings, 10)
 
     def busy_s(self, now: float) -> float:
         """How long one more request would take as far as is known: no guess."""

@@ -415,3 +415,25 @@ def test_a_download_limit_bounds_what_is_asked_for_to_what_comes_in_time() -> No
     assert Limits.for_chunks(1 << 20, 1_000_000).total == 9
     assert Limits.for_chunks(1 << 20, 1 << 30) == Limits.for_chunks(1 << 20)
     assert Limits.for_chunks(1 << 20, 64_000).first_patience_s >= (1 << 20) / 64_000
+
+
+def test_time_lost_on_peers_that_never_answer_is_not_held_against_one_that_may() -> None:
+    """A chunk that went from one mute peer to the other and back is asked of a newcomer at once."""
+    planner = Planner(1, 0, hub=None, limits=Limits(), now=0.0, rng=random.Random(0))
+    for peer in ("mute0", "mute1", "mute2"):
+        planner.peer_has(peer, 1, 0.0)
+    now, asked = 0.0, list[str]()
+    while now < 60.0:
+        asked += [order.source for order in planner.plan(now)]
+        planner.withdrawn()
+        now = planner.wake_at(now) or 60.0
+    assert len(asked) > 5
+    planner.peer_has("honest", 1, now)
+    asked.clear()
+    while "honest" not in asked:
+        asked += [order.source for order in planner.plan(now)]
+        planner.withdrawn()
+        wake_at = planner.wake_at(now)
+        assert wake_at is not None
+        now = wake_at
+    assert now < 62.0
