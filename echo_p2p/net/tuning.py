@@ -63,8 +63,8 @@ def keep_pages() -> None:
     """Have glibc reuse the memory of buffers up to `KEPT_BYTES` instead of giving it back at once.
 
     By default a megabyte is mapped for each buffer of a chunk and unmapped after it, and its 256
-    page faults cost more than copying it: a third of what receiving a chunk takes. Elsewhere than
-    on glibc nothing is done.
+    page faults cost more than copying it: up to a third of what receiving a chunk takes. Elsewhere
+    than on glibc nothing is done.
     """
     if sys.platform != "linux":
         return
