@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from echo_p2p.errors import EchoError
-from echo_p2p.net.addresses import parse, parse_listen, peer_of
-from echo_p2p.rates import Limits, parse_rate
+from echo_hub.config.learner import LearnerSection
+from echo_hub.config.network import NetworkSection
+from echo_hub.config.tasks import EvaluationSection, ScoringSection, TaskSection
 from echo_p2p.toml import Strict, load_toml, wrong
 from echo_p2p.wire import MAX_CHUNK_BYTES, MAX_GROUP, MAX_TOKENS
-
-Positive = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-LINEAR_LAYERS = (
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-)  # fmt: skip
 
 
 class RunSection(Strict):
@@ -40,15 +33,6 @@ class BaseSection(Strict):
     """What nodes and auditor compute in."""
 
 
-class TaskSection(Strict):
-    name: str = "addmix3"
-    """`addmix3`, `few-shot-addition`, or `reasoning-gym:<dataset>`."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the task."""
-    template: Literal["raw", "chat"] = "raw"
-    """`chat` wraps each prompt as a user message in the tokenizer's chat template."""
-
-
 class SamplingSection(Strict):
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Divides the logits before sampling."""
@@ -60,37 +44,6 @@ class SamplingSection(Strict):
     """Longest answer, in tokens."""
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP)] = 8
     """G: answers to each prompt."""
-
-
-class LearnerSection(Strict):
-    groups_per_update: Positive = 32
-    """B: groups in one update (R = B * G rollouts)."""
-    staleness: Annotated[int, Field(ge=0, le=100)] = 2
-    """S: no rollout with a greater lag enters an update, in versions. Ignored when sequential."""
-    learning_rate: Annotated[float, Field(gt=0, lt=1)] = 1e-3
-    """AdamW step size."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.99)
-    """AdamW moment decays."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """AdamW decoupled weight decay."""
-    clip: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0)]] = (0.2, 0.2)
-    """Ratio clip below and above 1."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradient norm is clipped to this."""
-    rank: Positive = 16
-    """LoRA rank r."""
-    alpha: Positive = 32
-    """LoRA alpha; the update is scaled by alpha / r."""
-    target_modules: tuple[str, ...] = LINEAR_LAYERS
-    """Linear layers that get an adapter."""
-    microbatch_tokens: Positive = 8192
-    """Padded tokens in one forward and backward pass."""
-    device: str = "cpu"
-    """torch device of the learner."""
-    threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads of the learner; 0 leaves torch's default."""
-    keep_checkpoints: Annotated[int, Field(ge=2)] = 4
-    """Checkpoints kept on disk beside the published versions."""
 
 
 class PublishSection(Strict):
@@ -127,70 +80,6 @@ class AuditSection(Strict):
     """A margin or difference of so many times what is allowed is fraud, and no numerical noise."""
     ban: bool = True
     """Ban nodes for fraud; without it their false groups are rejected, and they go on."""
-
-
-class ScoringSection(Strict):
-    processes: Positive = 1
-    """Scorer processes."""
-    timeout_s: Annotated[float, Field(gt=0)] = 20.0
-    """A reward that takes longer is a recorded failure, never a zero; its scorer is killed."""
-
-
-class EvaluationSection(Strict):
-    prompts: Annotated[int, Field(ge=0, le=100_000)] = 256
-    """Held-out prompts, one sampled answer each; 0 evaluates nothing."""
-    every: Annotated[int, Field(ge=0)] = 0
-    """Updates between evaluations; 0 evaluates only the first version and the last."""
-
-
-class NetworkSection(Strict):
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/42420",)
-    """Multiaddrs to listen on."""
-    announce: tuple[str, ...] = ()
-    """Multiaddrs given to nodes instead of the listened ones, without /p2p."""
-    max_upload: str = "unlimited"
-    """Most that the hub sends a second, like "100mbit" or "12.5MB", all connections together. A
-    little under what the uplink really does, nodes are answered soonest while a version is sent."""
-    keys_per_address: Positive = 32
-    """Nodes that one network address (of IPv6: one /64) may bring within an hour; loopback is not
-    counted."""
-    directory: bool = True
-    """Run a directory (DHT) process and publish the run's record in it."""
-    directory_listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/42421",)
-    """Multiaddrs of the directory process."""
-    directory_peers: tuple[str, ...] = ()
-    """Other directory peers to join, with /p2p."""
-
-    @field_validator("max_upload")
-    @classmethod
-    def _is_a_rate(cls, value: str) -> str:
-        try:
-            rate = parse_rate(value)
-        except EchoError as error:
-            raise ValueError(str(error).rstrip(".")) from error
-        if rate == 0:
-            raise ValueError("nobody could get a version from a hub that sends none")
-        return value
-
-    @property
-    def limits(self) -> Limits:
-        """What the hub may send and receive."""
-        return Limits(upload=parse_rate(self.max_upload))
-
-    @field_validator("listen", "announce", "directory_listen", "directory_peers")
-    @classmethod
-    def _are_addresses(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        check = {"announce": parse, "directory_peers": peer_of}.get(
-            info.field_name or "", parse_listen
-        )
-        for address in value:
-            try:
-                check(address)
-            except EchoError as error:
-                raise ValueError(error.message.rstrip(".")) from error
-            if info.field_name == "announce" and "/p2p/" in address:
-                raise ValueError(f"{address!r} is wanted without /p2p and a peer id")
-        return value
 
 
 class RunConfig(Strict):

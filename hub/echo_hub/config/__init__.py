@@ -1,0 +1,17 @@
+"""`run.toml`: everything an operator decides about a run, strict and documented field by field."""
+
+from echo_hub.config.learner import LearnerSection
+from echo_hub.config.network import NetworkSection
+from echo_hub.config.run import AuditSection, RunConfig, load_config
+from echo_hub.config.tasks import EvaluationSection, ScoringSection, TaskSection
+
+__all__ = [
+    "AuditSection",
+    "EvaluationSection",
+    "LearnerSection",
+    "NetworkSection",
+    "RunConfig",
+    "ScoringSection",
+    "TaskSection",
+    "load_config",
+]
