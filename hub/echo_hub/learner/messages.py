@@ -44,8 +44,8 @@ class TrainGroup(msgspec.Struct, frozen=True):
 class Train(_Frame, frozen=True):
     """One update on these groups, from `version` to `version + 1`; its checkpoint goes to `out`.
 
-    A checkpoint folder holds `adapter/` (a PEFT adapter folder) and `optimizer.safetensors`; it
-    appears whole or not at all.
+    A checkpoint folder holds `adapter/`, a PEFT adapter folder, and the rest of the learner's
+    state (see `checkpoint`); it appears whole or not at all.
     """
 
     version: int

@@ -2,11 +2,7 @@
 
 Promises: an update is one optimiser step on all its groups, however many micro-batches they take.
 Loss, gradient norm and new weights are checked to be finite, and the checkpoint is on disk, before
-the version rises; if any of that fails the state is bit for bit as before. A trainer resumed from a
-checkpoint goes on bit for bit as the one that wrote it would have (same machine, same threads).
-
-A checkpoint folder holds `adapter/`, a PEFT adapter folder, and `optimizer.safetensors`: AdamW's
-moments and step, with the version in its metadata.
+the version rises; if any of that fails the state is bit for bit as before (see `checkpoint`).
 """
 
 from __future__ import annotations
@@ -17,23 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from echo_hub.config import RunConfig
-from echo_hub.folders import let_all_read, whole_folder
 from echo_hub.learner.batches import micro_batches
+from echo_hub.learner.checkpoint import TrainState
 from echo_hub.learner.messages import TrainGroup
 from echo_hub.learner.objective import clipped_loss, group_advantages, ratio_metrics
-from echo_hub.learner.policy import Policy, check_tensors
+from echo_hub.learner.policy import Policy
 from echo_p2p.errors import LearnerError
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_NO_WAY_BACK = (
-    "Restore this folder from a backup. The folders beside it hold the versions before it, but a "
-    "run does not go back: merge the adapter/ of one into the base model, and start a new run with "
-    "that as its base.path."
-)
 
 
 @dataclass(frozen=True)
@@ -52,11 +39,10 @@ class _Sample:
 
 
 class Trainer:
-    """A policy, its optimiser, and the version they have reached."""
+    """A policy and its optimiser; `state` is all that an update changes."""
 
     def __init__(self, policy: Policy, config: RunConfig) -> None:
         self.policy = policy
-        self.version = 0
         self._config = config
         learner = config.learner
         self._optimizer = torch.optim.AdamW(
@@ -66,11 +52,12 @@ class Trainer:
             weight_decay=learner.weight_decay,
             fused=True,
         )
-        for weight in policy.weights.values():  # made now, so that saving has no special case
-            self._optimizer.state[weight] = {
-                "step": torch.zeros((), device=weight.device),
-                **{moment: torch.zeros_like(weight) for moment in _MOMENTS},
-            }
+        self.state = TrainState(policy, self._optimizer, device=learner.device)
+
+    @property
+    def version(self) -> int:
+        """The version that policy and optimiser have reached."""
+        return self.state.version
 
     def train(self, groups: Sequence[TrainGroup], out: Path) -> dict[str, float]:
         """One update on `groups`; its checkpoint goes to `out`. Returns its metrics.
@@ -81,65 +68,23 @@ class Trainer:
         the nodes' log-probabilities differ from ours there: `mismatch_mean`, `mismatch_max`. Of the
         step: `loss`, `grad_norm` (before it was clipped), `seconds`. See also `ratio_metrics`.
         """
-        before = {name: tensor.clone() for name, tensor in self._state().items()}
+        before = self.state.copy()
         try:
             metrics = self._update(groups)
-            self.version += 1
-            self.save(out)
+            self.state.version += 1
+            self.state.save(out)
         except BaseException:
-            self.version = int(before["step"])
-            self._restore(before)
+            self.state.restore(before)
             raise
         return metrics
 
     def save(self, out: Path) -> None:
         """Write a checkpoint folder, whole or not at all."""
-        adapter = self.policy.weights.keys()
-        rest = {name: t.cpu() for name, t in self._state().items() if name not in adapter}
-        try:
-            with whole_folder(out) as draft:
-                self.policy.save_adapter(draft / "adapter")
-                save_file(rest, draft / "optimizer.safetensors", {"version": str(self.version)})
-                let_all_read(draft)
-        except OSError as error:
-            raise LearnerError(f"cannot write the checkpoint {out}: {error}.") from error
+        self.state.save(out)
 
     def resume(self, checkpoint: Path) -> None:
         """Take over the state in a checkpoint folder; LearnerError if it is not one of this run."""
-        try:
-            self._resume(checkpoint)
-        except LearnerError as error:
-            raise LearnerError(error.message, fix=error.fix or _NO_WAY_BACK) from error
-
-    def _resume(self, checkpoint: Path) -> None:
-        file = checkpoint / "optimizer.safetensors"
-        try:
-            with safe_open(file, framework="pt", device=self._config.learner.device) as opened:
-                version = (opened.metadata() or {}).get("version", "")
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise LearnerError(f"cannot read the checkpoint {checkpoint}: {error}.") from error
-        tensors |= self.policy.read_adapter(checkpoint / "adapter")
-        check_tensors(tensors, self._state(), source=str(checkpoint))
-        if version != str(int(tensors["step"])):
-            raise LearnerError(f"the checkpoint {checkpoint} contradicts itself about its version.")
-        self._restore(tensors)
-        self.version = int(version)
-
-    def _state(self) -> dict[str, torch.Tensor]:
-        """All that an update changes, by name. The tensors themselves, not copies."""
-        state: dict[str, torch.Tensor] = {n: w.data for n, w in self.policy.weights.items()}
-        for name, weight in self.policy.weights.items():
-            slots = self._optimizer.state[weight]
-            state |= {f"{moment}.{name}": slots[moment] for moment in _MOMENTS}
-            state["step"] = slots["step"]  # the same for every weight
-        return state
-
-    def _restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        for name, tensor in self._state().items():
-            tensor.copy_(tensors[name])
-        for weight in self.policy.weights.values():
-            self._optimizer.state[weight]["step"].copy_(tensors["step"])
+        self.state.resume(checkpoint)
 
     def _update(self, groups: Sequence[TrainGroup]) -> dict[str, float]:
         started = time.perf_counter()
