@@ -161,6 +161,12 @@ class BannedError(EchoError):
     exit_code = 13
 
 
+class DialogueError(EchoError):
+    """A multi-turn task's environment is unknown to this program, or cannot reply."""
+
+    exit_code = 14
+
+
 class StoppedError(EchoError):
     """Somebody stopped the program before it was done."""
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from echo_hub.tasks import make_task
-from echo_hub.tasks.base import Prompt, Task
+from echo_hub.tasks.base import Prompt, Task, Transcript
+from echo_hub.tasks.guess_number import GuessNumber
 from echo_hub.tasks.splits import draw, held_out
 from echo_p2p.errors import ConfigError
 
@@ -109,3 +110,28 @@ def test_two_processes_make_the_same_prompts() -> None:
         for _ in range(2)
     }
     assert len(outputs) == 1
+
+
+def test_guess_number_rewards_finding_it_and_coming_near() -> None:
+    task = GuessNumber({"high": 99, "turns": 4}, 0)
+    prompt = task.prompt("train", 0)
+    assert prompt.turns is not None
+    assert (prompt.turns.max_turns, prompt.turns.environment) == (4, "guess-number/1")
+    number = prompt.data["number"]
+    assert number not in (int(digits) for digits in prompt.text.split() if digits.isdigit())
+
+    def reward(*answers: str) -> float:
+        observations = ("lower:",) * (len(answers) - 1)
+        return task.reward(prompt, Transcript(answers, observations))
+
+    assert reward("1", f"is it {number}?") == 1.0
+    assert reward(f"{number}") == 1.0
+    assert 0 < reward(f"{number + 2 if number < 50 else number - 2}") < 0.5
+    assert [reward(""), reward("none", "0"), reward("1000")] == [0, 0, 0]
+    assert {task.prompt("train", i).data["number"] for i in range(2000)} >= set(range(1, 50))
+
+
+@pytest.mark.parametrize("options", [{"high": 1}, {"high": 9.0}, {"turns": 65}, {"low": 1}])
+def test_guess_number_refuses_options_it_does_not_have(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"guess-number|task\.options"):
+        GuessNumber(options, 0)
