@@ -35,7 +35,10 @@ _AT_FIELD = "at_field"
 
 
 def wrong(field: str, message: str) -> PydanticCustomError:
-    """What a validator of a whole model raises about one of its fields (dotted if it is deeper)."""
+    """What a validator of a whole model raises about one of its fields.
+
+    Dotted if it is deeper; `tasks.1` is the second in an array.
+    """
     return PydanticCustomError(_AT_FIELD, "{message}", {"field": field, "message": message})
 
 
@@ -83,7 +86,8 @@ def _is_inside(place: Place, outer: Place) -> bool:
 def _place(problem: Any) -> Place:
     location: Place = problem["loc"]
     if problem["type"] == _AT_FIELD:
-        return (*location, *problem["ctx"]["field"].split("."))
+        parts = problem["ctx"]["field"].split(".")
+        return (*location, *(int(part) if part.isdecimal() else part for part in parts))
     return location
 
 

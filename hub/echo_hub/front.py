@@ -29,6 +29,7 @@ from echo_hub.audit.sequential import FLOAT32, Noise
 from echo_hub.buffer import Buffer, ScoredGroup
 from echo_hub.checks import Code, Rejection, Standing
 from echo_hub.config import RunConfig
+from echo_hub.curriculum import Curriculum, TaskMeters
 from echo_hub.evaluation import Evaluation
 from echo_hub.granting import Granter
 from echo_hub.intake import Intake
@@ -90,6 +91,15 @@ class Front:
         self._buffer = Buffer()
         self._tally = Tally(recovered.verdicts)
         self._lags = Counter(recovered.lags)
+        self._mixture = config.mixture
+        self._curriculum = Curriculum(
+            self._mixture,
+            config.all_tasks,
+            config.curriculum,
+            seed=config.run.seed,
+            history=recovered.history,
+        )
+        self._meters = TaskMeters(config.all_tasks)
         self._evaluations: dict[int, Evaluation] = {}
         self._checking = 0
         self._training = 0
@@ -116,6 +126,7 @@ class Front:
             scorers=scorers,
             sampling=self._sampling,
             recovered=recovered,
+            draw=self._curriculum.draw,
             elsewhere=self._elsewhere,
             proven=self._keeper.proven,
             in_check=self._in_order.waiting,
@@ -237,6 +248,7 @@ class Front:
             if lease.node in self._keeper.reputation.bans:  # in the meantime
                 await self._drop(group, Rejection(Code.BANNED))
                 return
+            self._measure(group, rewards)
         if lease.split == "train":
             self._buffer.add(group.scored(rewards))
             return
@@ -245,6 +257,18 @@ class Front:
             evaluation.answer(lease.index, group.group_id, rewards)
         else:  # given up in the meantime
             await self._drop(group, Rejection(Code.INTERRUPTED))
+
+    def _measure(self, group: Group, rewards: list[float]) -> None:
+        """Count a train group for its task, and for what is drawn next."""
+        if group.lease.split == "train":
+            number = group.lease.index
+            lengths = [len(rollout.tokens) for rollout in group.rollouts]
+            self._meters.observe(self._mixture.task_of("train", number), rewards, lengths)
+            self._curriculum.observe(number, rewards)
+
+    def task_metrics(self) -> dict[str, float]:
+        """What the groups of each task were like since this was last asked."""
+        return self._meters.take()
 
     async def _drop(self, group: Group, rejection: Rejection) -> None:
         lease = group.lease

@@ -56,6 +56,7 @@ class Granter:
         scorers: Scorers,
         sampling: Sampling,
         recovered: Recovered,
+        draw: Callable[[], int],
         elsewhere: Callable[[], int],
         proven: Callable[[bytes], bool],
         in_check: Callable[[], Mapping[bytes, int]],
@@ -75,7 +76,7 @@ class Granter:
             secret=recovered.secret,
             new_id=lambda: secrets.token_bytes(16),
             version=recovered.version or 0,
-            next_index=recovered.next_index,
+            draw=draw,
             returned=recovered.returned,
             open_leases=recovered.open_leases,
         )
@@ -254,5 +255,5 @@ class Granter:
         if self._bad_prompts >= _MOST_BAD_PROMPTS:
             raise ConfigError(
                 f"{self._bad_prompts} prompts in a row could not be made. {self._why_bad}",
-                fix="Mend the section [task] of run.toml.",
+                fix="Mend the section [task] or [[tasks]] of run.toml.",
             )

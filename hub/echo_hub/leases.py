@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,10 @@ def lease_seed(secret: bytes, lease_id: bytes) -> int:
 
 
 class LeaseBook:
-    """All open leases of a run, and the work that is still to be leased."""
+    """All open leases of a run, and the work that is still to be leased.
+
+    `draw` says which train prompt is next; without it they go out in order, from `next_index`.
+    """
 
     def __init__(
         self,
@@ -84,6 +88,7 @@ class LeaseBook:
         new_id: Callable[[], bytes],
         version: int = 0,
         next_index: int = 0,
+        draw: Callable[[], int] | None = None,
         returned: Iterable[int] = (),
         open_leases: Iterable[OpenLease] = (),
     ) -> None:
@@ -91,7 +96,7 @@ class LeaseBook:
         self._rules = rules
         self._secret = secret
         self._new_id = new_id
-        self._next_index = next_index
+        self._draw: Callable[[], int] = draw or itertools.count(next_index).__next__
         self._returned = sorted(returned)
         self._evaluations: dict[int, list[int]] = {}
         self._open: dict[bytes, OpenLease] = {}
@@ -163,8 +168,7 @@ class LeaseBook:
     def _next_prompt(self) -> int:
         if self._returned:
             return heapq.heappop(self._returned)
-        self._next_index += 1
-        return self._next_index - 1
+        return self._draw()
 
     def _issue(
         self,

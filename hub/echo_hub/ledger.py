@@ -233,11 +233,15 @@ class Ledger:
 
     # --- start --------------------------------------------------------------------------------
 
-    async def recover(self) -> Recovered:
-        """Where the run stands. Evaluations that a crash interrupted are dropped first."""
+    async def recover(self, *, stride: int = 1, window: int = 0) -> Recovered:
+        """Where the run stands. Evaluations that a crash interrupted are dropped first.
+
+        Args:
+            stride, window: as in `read_state`.
+        """
         await self._writer.write(rows.end_interrupted_evaluations, Code.INTERRUPTED.value)
         with self._engine.connect() as connection:
-            return read_state(connection, self._secret)
+            return read_state(connection, self._secret, stride=stride, window=window)
 
 
 def _lock(path: Path) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, Row, func, select
 
 from echo_hub.audit.sequential import NodeEvidence
+from echo_hub.curriculum import History
 from echo_hub.leases import OpenLease
 from echo_hub.ledger_schema import (
     evaluations,
@@ -50,8 +51,9 @@ class StoredGroup:
 class Recovered:
     """Where a run stands, read from its ledger at start. `version` is None in a new one.
 
-    `next_index` is the first train prompt never leased, `returned` are those to be leased again;
-    `verdicts` are counts of groups and rollouts by (node, code); `lags` counts consumed groups.
+    `next_index` is the first train prompt never leased (`history` says it by arm), `returned` are
+    those to be leased again; `verdicts` are counts of groups and rollouts by (node, code); `lags`
+    counts consumed groups.
     """
 
     version: int | None
@@ -68,6 +70,7 @@ class Recovered:
     standings: list[tuple[bytes, Record]]
     spreads: list[Spread]
     accusations: list[tuple[bytes, bytes]]
+    history: History
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,15 @@ class Request:
     why: str | None
 
 
-def read_state(connection: Connection, secret: bytes) -> Recovered:
-    """Where the run stands."""
+def read_state(
+    connection: Connection, secret: bytes, *, stride: int = 1, window: int = 0
+) -> Recovered:
+    """Where the run stands.
+
+    Args:
+        stride: of the numbers of train prompts (`Mixture`); and `window`, of how many groups of
+            each arm the rewards are read.
+    """
     last_index = connection.scalar(
         select(func.max(leases.c.prompt_index)).where(leases.c.split == "train")
     )
@@ -108,7 +118,32 @@ def read_state(connection: Connection, secret: bytes) -> Recovered:
         standings=read_standings(connection),
         spreads=read_spreads(connection),
         accusations=read_accusations(connection),
+        history=_history(connection, stride, window, 0 if last_index is None else last_index + 1),
     )
+
+
+def _history(connection: Connection, stride: int, window: int, next_index: int) -> History:
+    """What was drawn of each arm, and what the last groups of each scored."""
+    arm = leases.c.prompt_index % stride
+    trained = leases.c.split == "train"
+    drawn = {0: next_index}
+    if stride > 1:
+        newest = func.max(leases.c.prompt_index)
+        query = select(arm, newest).where(trained).group_by(arm)
+        drawn = {row[0]: row[1] // stride + 1 for row in connection.execute(query)}
+    rewards: defaultdict[int, list[list[float]]] = defaultdict(list)
+    if window:
+        age = func.row_number().over(partition_by=arm, order_by=groups.c.id.desc())
+        scored = (
+            select(groups.c.id, groups.c.rewards, arm.label("arm"), age.label("age"))
+            .join(leases, leases.c.lease_id == groups.c.lease_id)
+            .where(trained, groups.c.rewards.is_not(None))
+            .subquery()
+        )
+        last = select(scored).where(scored.c.age <= window).order_by(scored.c.id)
+        for row in connection.execute(last):
+            rewards[row.arm].append(row.rewards)
+    return History(drawn, rewards)
 
 
 def read_standings(connection: Connection) -> list[tuple[bytes, Record]]:

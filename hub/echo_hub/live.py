@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_hub.spread import sentence_of, summary_of
+from echo_hub.status import sentence_of_task
 from echo_p2p.identity import peer_id_of
 from echo_p2p.nursery import open_nursery
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from echo_hub.service import Hub
 
 REDRAW_S = 0.5
+_LOOK_BACK = 10  # updates
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -146,6 +148,7 @@ def draw(hub: Hub, now: float) -> RenderableType:
             _spread(hub),
             _lags(snapshot),
             _counts(snapshot),
+            *_tasks(hub),
             _nodes(snapshot),
         ),
         title=f"echo-hub · {hub.config.run.id} · {hub.config.run.mode}",
@@ -188,6 +191,16 @@ def _counts(snapshot: FrontSnapshot) -> RenderableType:
         f"rollouts    {snapshot.rollouts_accepted} accepted, rejected: {rejected or 'none'}; "
         f"groups: {snapshot.buffered} buffered, {snapshot.running} running"
     )
+
+
+def _tasks(hub: Hub) -> list[RenderableType]:
+    """How each task fared in the last update that had groups of it; nothing if there is one."""
+    if len(hub.config.all_tasks) == 1:
+        return []
+    latest: dict[str, dict[str, float]] = {}
+    for facts in hub.loop.history[-_LOOK_BACK:]:
+        latest |= facts.tasks
+    return [Text(f"{name[:11]:12}" + sentence_of_task(one)) for name, one in latest.items()]
 
 
 def _nodes(snapshot: FrontSnapshot) -> RenderableType:

@@ -13,13 +13,14 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
 from echo_hub.buffer import ScoredGroup
 from echo_hub.checks import Code
 from echo_hub.config import RunConfig
+from echo_hub.curriculum import by_task
 from echo_hub.front import Front
 from echo_hub.learner.client import Learner
 from echo_hub.learner.messages import Trained
@@ -40,7 +41,10 @@ REFUSALS_IN_A_ROW = 3
 
 @dataclass(frozen=True)
 class UpdateFacts:
-    """One update as displays and programs see it. Times in seconds, lags in versions."""
+    """One update as displays and programs see it. Times in seconds, lags in versions.
+
+    `tasks`: by name, the metrics of the groups scored since the update before (`TaskMeters`).
+    """
 
     version: int
     reward: float
@@ -48,8 +52,9 @@ class UpdateFacts:
     lag_max: int
     waited_s: float
     train_s: float
+    tasks: dict[str, dict[str, float]]
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -161,8 +166,9 @@ class LearnerLoop:
             await self._refused(groups, error)
             return True
         self._refusals = 0
+        tasks = self._front.task_metrics()
         await self._ledger.commit_update(
-            trained.version, [group.group_id for group in groups], trained.metrics
+            trained.version, [group.group_id for group in groups], trained.metrics | tasks
         )
         self.version = trained.version
         due = self.version % self._config.kappa == 0 or self._complete()
@@ -170,7 +176,7 @@ class LearnerLoop:
             await self._publisher.publish(self.version, self._folder.adapter(self.version))
         self._front.advance(self.version, published=due)
         self.busy_s += time.monotonic() - ready
-        self.history.append(_facts(trained, ready - started, time.monotonic() - ready))
+        self.history.append(_facts(trained, ready - started, time.monotonic() - ready, tasks))
         self._wake()
         await self._prune()
         return True
@@ -214,7 +220,9 @@ class LearnerLoop:
             await trio.to_thread.run_sync(shutil.rmtree, old)
 
 
-def _facts(trained: Trained, waited_s: float, train_s: float) -> UpdateFacts:
+def _facts(
+    trained: Trained, waited_s: float, train_s: float, tasks: dict[str, float]
+) -> UpdateFacts:
     metrics = trained.metrics
     return UpdateFacts(
         version=trained.version,
@@ -223,6 +231,7 @@ def _facts(trained: Trained, waited_s: float, train_s: float) -> UpdateFacts:
         lag_max=int(metrics["lag_max"]),
         waited_s=waited_s,
         train_s=train_s,
+        tasks=by_task(tasks),
     )
 
 

@@ -34,7 +34,7 @@ def run_description(
     """What nodes are told of the run."""
     return RunDescription(
         run_id=config.run.id,
-        task=config.task.name,
+        task=config.shown_tasks,
         base=base,
         group_size=config.sampling.group_size,
         staleness=config.staleness,

@@ -16,6 +16,7 @@ import msgspec
 
 from echo_hub.tasks import make_task
 from echo_hub.tasks.base import Prompt, Split, Task
+from echo_hub.tasks.mixture import Mixture
 from echo_hub.tokens import Tokenizer
 from echo_p2p.errors import ConfigError
 from echo_p2p.pipes import ParentPipe
@@ -27,18 +28,25 @@ class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     pass
 
 
+class TaskSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One task of the run; the fields are those of `TaskSection`."""
+
+    name: str
+    options: dict[str, Any]
+    template: Literal["raw", "chat"]
+    buckets: int = 1
+
+
 class Setup(_Frame, frozen=True):
-    """First message: the task, and the snapshot whose tokenizer is used.
+    """First message: the tasks, and the snapshot whose tokenizer is used.
 
     A prompt with more than `longest_prompt` tokens, or too long for the model to answer it with
     `max_new_tokens`, counts as one that cannot be made.
     """
 
-    task: str
-    options: dict[str, Any]
+    tasks: list[TaskSetup]
     seed: int
     base: str
-    template: Literal["raw", "chat"]
     longest_prompt: int
     max_new_tokens: int
 
@@ -91,15 +99,19 @@ class Scorer:
 
     def __init__(self, setup: Setup) -> None:
         self._tokenizer = Tokenizer.load(Path(setup.base))
-        self._task: Task = make_task(setup.task, setup.options, setup.seed)
-        self._template = setup.template
+        self._tasks: list[Task] = [
+            make_task(task.name, task.options, setup.seed) for task in setup.tasks
+        ]
+        self._templates = [task.template for task in setup.tasks]
+        self._mixture = Mixture([task.buckets for task in setup.tasks])
         room = self._tokenizer.context - setup.max_new_tokens
         self._longest = min(setup.longest_prompt, room)
         self._prompt = lru_cache(_REMEMBERED_PROMPTS)(self._make_prompt)
 
     def _make_prompt(self, split: Split, index: int) -> tuple[Prompt, list[int]]:
-        prompt = self._task.prompt(split, index)
-        tokens = self._tokenizer.encode(prompt.text, self._template)
+        task, number = self._mixture.place(split, index)
+        prompt = self._tasks[task].prompt(split, number)
+        tokens = self._tokenizer.encode(prompt.text, self._templates[task])
         if not 1 <= len(tokens) <= self._longest:
             raise ConfigError(
                 f"{split} prompt {index} has {len(tokens)} tokens; 1 to {self._longest} fit."
@@ -118,7 +130,8 @@ class Scorer:
                 made.append(_describe(error))
             else:
                 if not unreadable and self._tokenizer.unknown in tokens:
-                    piece = self._tokenizer.unknown_in(prompt.text, self._template)
+                    template = self._templates[self._mixture.task_of(command.split, index)]
+                    piece = self._tokenizer.unknown_in(prompt.text, template)
                     unreadable = f"{piece!r} in {prompt.text!r:.200}"
         return Prompts(prompts=made, unreadable=unreadable)
 
@@ -128,8 +141,9 @@ class Scorer:
             prompt, tokens = self._prompt(command.split, command.index)
             if tokens != command.prompt:
                 return Failed(message="the task does not make the same prompt again")
+            task = self._tasks[self._mixture.task_of(command.split, command.index)]
             rewards = [
-                float(self._task.reward(prompt, self._tokenizer.decode(answer)))
+                float(task.reward(prompt, self._tokenizer.decode(answer)))
                 for answer in command.answers
             ]
         except Exception as error:  # noqa: BLE001 - tasks are other people's code

@@ -19,7 +19,17 @@ import trio
 from echo_hub.checks import Code, Rejection
 from echo_hub.config import RunConfig
 from echo_hub.run_facts import LONGEST_PROMPT
-from echo_hub.scorer import ANSWERS, Answer, Failed, MakePrompts, Prompts, Score, Scored, Setup
+from echo_hub.scorer import (
+    ANSWERS,
+    Answer,
+    Failed,
+    MakePrompts,
+    Prompts,
+    Score,
+    Scored,
+    Setup,
+    TaskSetup,
+)
 from echo_hub.tasks.base import Split
 from echo_p2p.errors import ConfigError, ProcessError, WireError
 from echo_p2p.nursery import open_nursery
@@ -50,8 +60,10 @@ class _Job:
 class Scorers:
     """Makes prompts and computes rewards in other processes. Made by `open_scorers`."""
 
-    def __init__(self, jobs: trio.MemorySendChannel[_Job]) -> None:
+    def __init__(self, jobs: trio.MemorySendChannel[_Job], config: RunConfig) -> None:
         self._jobs = jobs
+        self._tasks = len(config.all_tasks)
+        self._mixture = config.mixture
         self._made: OrderedDict[tuple[Split, int], list[int]] = OrderedDict()
         self._warned = False
 
@@ -73,9 +85,10 @@ class Scorers:
             self._keep(split, index, prompt)
         return [made[index] for index in indices]
 
-    async def try_task(self) -> None:
+    async def try_tasks(self) -> None:
         """Make a few prompts, so that what is wrong with them is known before a node asks."""
-        await self.prompts("train", range(_TRIED))
+        for task in range(self._tasks):
+            await self.prompts("train", self._mixture.first_of(task, _TRIED))
 
     def _warn_once(self, unreadable: str) -> None:
         if unreadable and not self._warned:
@@ -118,11 +131,14 @@ def _sentence(answer: Answer | None) -> str:
 async def open_scorers(config: RunConfig, base: Path) -> AsyncIterator[Scorers]:
     """Start the scorer processes of a run; ConfigError if its task cannot be made."""
     setup = Setup(
-        task=config.task.name,
-        options=config.task.options,
+        tasks=[
+            TaskSetup(
+                name=task.name, options=task.options, template=task.template, buckets=task.buckets
+            )
+            for task in config.all_tasks
+        ],
         seed=config.run.seed,
         base=str(base),
-        template=config.task.template,
         longest_prompt=LONGEST_PROMPT,
         max_new_tokens=config.sampling.max_new_tokens,
     )
@@ -132,8 +148,8 @@ async def open_scorers(config: RunConfig, base: Path) -> AsyncIterator[Scorers]:
             worker = _Worker(setup, receive.clone(), config.scoring.timeout_s)
             nursery.start_soon(worker.run)
             await worker.ready.wait()
-        scorers = Scorers(send)
-        nursery.start_soon(scorers.try_task)
+        scorers = Scorers(send, config)
+        nursery.start_soon(scorers.try_tasks)
         try:
             yield scorers
         finally:

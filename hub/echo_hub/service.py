@@ -89,7 +89,10 @@ async def open_hub(
         ledger = await stack.enter_async_context(
             Ledger.open(folder.ledger, config.run.id, clock=clock)
         )
-        recovered = await ledger.recover()
+        await _check_numbering(config, ledger)
+        recovered = await ledger.recover(
+            stride=config.mixture.stride, window=config.curriculum.window
+        )
         version = recovered.version
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         learner = await stack.enter_async_context(
@@ -102,7 +105,7 @@ async def open_hub(
             )
         )
         scorers = await stack.enter_async_context(open_scorers(config, base))
-        await _try_task(config, scorers)
+        await _try_tasks(config, scorers)
         store = Store(folder.store, cap_bytes=None)
         stack.callback(store.close)
         peer = await stack.enter_async_context(
@@ -189,15 +192,28 @@ async def open_hub(
             nursery.cancel_scope.cancel()
 
 
-async def _try_task(config: RunConfig, scorers: Scorers) -> None:
-    """ConfigError if the task cannot make a single one of its first prompts."""
-    made = await scorers.prompts("train", range(PROMPTS_TRIED))
-    reasons = [prompt for prompt in made if isinstance(prompt, str)]
-    if len(reasons) == len(made):
+async def _check_numbering(config: RunConfig, ledger: Ledger) -> None:
+    """ConfigError if the ledger's prompts are numbered for one task and there are several now."""
+    stride = str(config.mixture.stride)
+    if await ledger.remember("prompt_stride", stride) != stride:
         raise ConfigError(
-            f"task {config.task.name} cannot make prompts for this base: {reasons[-1]}",
-            fix="Mend the sections [task] and [sampling] of run.toml.",
+            "this run began with one task and has several now, or the other way round; its ledger "
+            "would name other prompts.",
+            fix="Put [task] or [[tasks]] back, or start a new run. A run that began with several "
+            "tasks can get more, after those it has, and other weights.",
         )
+
+
+async def _try_tasks(config: RunConfig, scorers: Scorers) -> None:
+    """ConfigError if a task cannot make a single one of its first prompts."""
+    for number, task in enumerate(config.all_tasks):
+        made = await scorers.prompts("train", config.mixture.first_of(number, PROMPTS_TRIED))
+        reasons = [prompt for prompt in made if isinstance(prompt, str)]
+        if len(reasons) == len(made):
+            raise ConfigError(
+                f"task {task.called} cannot make prompts for this base: {reasons[-1]}",
+                fix="Mend the sections [task] or [[tasks]], and [sampling], of run.toml.",
+            )
 
 
 async def _beacon(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_hub.config import load_config
+from echo_hub.curriculum import PREFIX, by_task
 from echo_hub.paths import RunFolder
 from echo_hub.spread import sentence_of
 from echo_p2p.errors import ConfigError
@@ -30,8 +31,12 @@ def read_status(root: Path) -> dict[str, Any]:
 
     folder = run_folder(root)
     config = load_config(folder.config)
-    facts: dict[str, Any] = {"run": config.run.id, "task": config.task.name}
-    return facts | read_facts(folder.ledger)
+    facts: dict[str, Any] = {"run": config.run.id, "task": config.shown_tasks}
+    facts |= read_facts(folder.ledger)
+    metrics = facts["last_metrics"]
+    facts["tasks"] = by_task(metrics)
+    facts["last_metrics"] = {k: v for k, v in metrics.items() if not k.startswith(PREFIX)}
+    return facts
 
 
 def render_status(facts: dict[str, Any]) -> None:
@@ -59,6 +64,8 @@ def _value(key: str, value: Any, now: float) -> str:
     if key == "last_update_at":
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
         return f"{moment} ({_age(now - value)} ago)"
+    if key == "tasks":
+        return "; ".join(f"{name}: {sentence_of_task(one)}" for name, one in value.items())
     if key == "dissemination":
         return sentence_of(value)
     if key == "heldout_reward":
@@ -66,6 +73,15 @@ def _value(key: str, value: Any, now: float) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_number(number)}" for name, number in value.items())
     return str(value)
+
+
+def sentence_of_task(metrics: dict[str, float]) -> str:
+    """How a task fared in one update."""
+    return (
+        f"reward {_fraction(metrics['reward_mean'])}, solved {metrics['pass_rate']:.0%}, "
+        f"{metrics['length_mean']:.0f} tokens, {metrics['zero_advantage']:.0%} of "
+        f"{metrics['groups']:.0f} groups flat"
+    )
 
 
 def _age(seconds: float) -> str:

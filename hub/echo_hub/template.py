@@ -23,14 +23,22 @@ def render_config(config: RunConfig) -> str:
     """The whole configuration as TOML text; parsing it gives an equal configuration."""
     lines = [_HEADER]
     for section in type(config).model_fields:
-        model: BaseModel = getattr(config, section)
-        lines.append(f"[{section}]")
-        for name, field in type(model).model_fields.items():
-            comment = " ".join((field.description or "").split())
-            lines += textwrap.wrap(comment, 96, initial_indent="# ", subsequent_indent="# ")
-            lines.append(f"{name} = {_toml(getattr(model, name))}")
-        lines.append("")
+        value: BaseModel | tuple[BaseModel, ...] = getattr(config, section)
+        if isinstance(value, tuple):
+            for model in value:
+                lines += _section(f"[[{section}]]", model)
+        elif section != "task" or not config.tasks:
+            lines += _section(f"[{section}]", value)
     return "\n".join(lines)
+
+
+def _section(header: str, model: BaseModel) -> list[str]:
+    lines = [header]
+    for name, field in type(model).model_fields.items():
+        comment = " ".join((field.description or "").split())
+        lines += textwrap.wrap(comment, 96, initial_indent="# ", subsequent_indent="# ")
+        lines.append(f"{name} = {_toml(getattr(model, name))}")
+    return [*lines, ""]
 
 
 def _toml(value: Any) -> str:

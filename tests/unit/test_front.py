@@ -17,11 +17,13 @@ from trio.testing import wait_all_tasks_blocked
 
 from echo_hub.assess import Group
 from echo_hub.config import RunConfig
+from echo_hub.curriculum import by_task
 from echo_hub.front import Front, FrontSnapshot
 from echo_hub.learner.messages import Audited
 from echo_hub.ledger import Ledger
 from echo_hub.models import addmix3_path
 from echo_hub.scoring import open_scorers
+from echo_hub.tasks.mixture import MOST_ARMS
 from echo_hub.tokens import Tokenizer
 from echo_p2p.envelope import open_envelope, seal
 from echo_p2p.errors import ConfigError, LedgerError
@@ -47,8 +49,8 @@ EOS = TOKENIZER.eos[0]
 HONEST = Audited(max_margin=0.0, max_logprob_difference=0.0, mismatches=0, tokens=10)
 
 
-def config(**sections: dict[str, Any]) -> RunConfig:
-    values: dict[str, dict[str, Any]] = {
+def config(**sections: Any) -> RunConfig:
+    values: dict[str, Any] = {
         "run": {"id": "run"},
         "sampling": {"group_size": 2, "max_new_tokens": 16},
         "learner": {"groups_per_update": 4, "staleness": 2},
@@ -56,7 +58,7 @@ def config(**sections: dict[str, Any]) -> RunConfig:
         "audit": {"floor": 1.0, "ban": False},
     }
     for name, section in sections.items():
-        values[name] = values.get(name, {}) | section
+        values[name] = section if name == "tasks" else values.get(name, {}) | section
     return RunConfig.model_validate(values)
 
 
@@ -81,7 +83,9 @@ class World:
             open_scorers(self.config, BASE) as scorers,
             open_nursery() as nursery,
         ):
-            recovered = await ledger.recover()
+            recovered = await ledger.recover(
+                stride=self.config.mixture.stride, window=self.config.curriculum.window
+            )
             front = Front(
                 config=self.config,
                 identity=HUB,
@@ -433,6 +437,38 @@ def test_a_request_that_ends_early_leaves_no_lease_behind(world: World) -> None:
         assert len(await Node(front).leases(4)) == 4
 
     world.run(body)
+
+
+def test_several_tasks_are_drawn_measured_and_remembered(world: World) -> None:
+    sums = {"name": "addmix3"}
+    world.config = config(
+        tasks=[{**sums, "label": "some", "buckets": 2}, {**sums, "label": "rest", "weight": 3}],
+        curriculum={"window": 1, "outside": 0.0},
+    )
+
+    async def before(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        leases = await node.leases(12)
+        for number, lease in enumerate(leases):  # solved by half, but for the last
+            wrong = {"rollouts": (rollout(">1"),) * 2} if number == 11 else {}
+            assert (await node.submit(node.answer(lease, **wrong))).accepted
+        await until(front, lambda now: now.buffered == 12)
+        metrics = by_task(front.task_metrics())
+        assert sum(one["groups"] for one in metrics.values()) == 12
+        assert all(0 <= one["pass_rate"] <= 0.5 for one in metrics.values())
+        assert sum(one["zero_advantage"] * one["groups"] for one in metrics.values()) == 1
+        assert front.task_metrics() == {}
+
+    async def after(front: Front, ledger: Ledger) -> None:
+        state = await ledger.recover(stride=world.config.mixture.stride, window=1)
+        assert sum(state.history.drawn.values()) == 12
+        flat = [arm for arm, groups in state.history.rewards.items() if groups == [[0.0, 0.0]]]
+        assert len(flat) == 1
+        drawn = {front._curriculum.draw() % MOST_ARMS for _ in range(100)}
+        assert drawn == {0, 1, 2} - set(flat)  # never solved of late, and so dropped
+
+    world.run(before)
+    world.run(after)
 
 
 def test_an_evaluation_goes_first_and_stays_out_of_the_buffer(world: World) -> None:

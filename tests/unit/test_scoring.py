@@ -95,7 +95,8 @@ def _scorer_processes() -> list[psutil.Process]:
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(HOSTILE_TASK)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), path])))
     monkeypatch.setenv("HOSTILE_MARK", str(tmp_path / "mark"))
 
 

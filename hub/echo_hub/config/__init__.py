@@ -3,10 +3,16 @@
 from echo_hub.config.learner import LearnerSection
 from echo_hub.config.network import NetworkSection
 from echo_hub.config.run import AuditSection, RunConfig, load_config
-from echo_hub.config.tasks import EvaluationSection, ScoringSection, TaskSection
+from echo_hub.config.tasks import (
+    CurriculumSection,
+    EvaluationSection,
+    ScoringSection,
+    TaskSection,
+)
 
 __all__ = [
     "AuditSection",
+    "CurriculumSection",
     "EvaluationSection",
     "LearnerSection",
     "NetworkSection",

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from echo_hub.config.learner import LearnerSection
 from echo_hub.config.network import NetworkSection
-from echo_hub.config.tasks import EvaluationSection, ScoringSection, TaskSection
+from echo_hub.config.tasks import (
+    CurriculumSection,
+    EvaluationSection,
+    ScoringSection,
+    TaskSection,
+)
+from echo_hub.tasks.mixture import MOST_ARMS, Mixture
 from echo_p2p.toml import Strict, load_toml, wrong
 from echo_p2p.wire import MAX_CHUNK_BYTES, MAX_GROUP, MAX_TOKENS
+
+_LONGEST_NAMES = 200
 
 
 class RunSection(Strict):
@@ -86,6 +94,8 @@ class RunConfig(Strict):
     run: RunSection
     base: BaseSection = BaseSection()
     task: TaskSection = TaskSection()
+    tasks: Annotated[tuple[TaskSection, ...], Field(max_length=1000)] = ()
+    curriculum: CurriculumSection = CurriculumSection()
     sampling: SamplingSection = SamplingSection()
     learner: LearnerSection = LearnerSection()
     publish: PublishSection = PublishSection()
@@ -104,6 +114,45 @@ class RunConfig(Strict):
                 "nodes could not generate anything fresh enough",
             )
         return self
+
+    @model_validator(mode="after")
+    def _one_form_of_tasks(self) -> RunConfig:
+        if self.tasks and "task" in self.model_fields_set:
+            raise wrong("task", "a run has either [task] or [[tasks]]; this file has both")
+        names = [task.called for task in self.all_tasks]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                raise wrong(
+                    f"tasks.{number}",
+                    f"two tasks are called {name!r}: give each a label of its own",
+                )
+        if sum(task.buckets for task in self.all_tasks) > MOST_ARMS:
+            raise wrong("tasks", f"all their buckets together are more than {MOST_ARMS}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_it_was_given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        if self.tasks:  # what is read back must not have both forms
+            del values["task"]
+        return values
+
+    @property
+    def all_tasks(self) -> tuple[TaskSection, ...]:
+        """The tasks of the run: those of `[[tasks]]`, or the one of `[task]`."""
+        return self.tasks or (self.task,)
+
+    @property
+    def shown_tasks(self) -> str:
+        """The run's tasks for people, in at most 200 characters."""
+        names = " + ".join(task.called for task in self.all_tasks)
+        return names if len(names) <= _LONGEST_NAMES else names[: _LONGEST_NAMES - 3] + "..."
+
+    @property
+    def mixture(self) -> Mixture:
+        """How prompts are numbered among the tasks."""
+        tasks = self.all_tasks
+        return Mixture([task.buckets for task in tasks], [task.weight for task in tasks])
 
     @property
     def staleness(self) -> int:

@@ -1,4 +1,4 @@
-"""`[task]`, `[scoring]`, `[evaluation]`: what is asked, and what answers are worth."""
+"""`[task]` or `[[tasks]]`, `[curriculum]`, `[scoring]`, `[evaluation]`: prompts and rewards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from echo_hub.config.fields import Positive
+from echo_hub.config.fields import Fraction, Positive
 from echo_p2p.toml import Strict
 
 
@@ -17,6 +17,32 @@ class TaskSection(Strict):
     """Passed to the task."""
     template: Literal["raw", "chat"] = "raw"
     """`chat` wraps each prompt as a user message in the tokenizer's chat template."""
+    label: Annotated[str, Field(pattern=r"^[^\s.=\[\]]*$", max_length=60)] = ""
+    """What metrics call it, where a run has several tasks; empty is its name."""
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """How often its prompts are drawn, in proportion to the weights of the other tasks."""
+    solved_at: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Reward from which on an answer counts as solved, in pass rates."""
+    buckets: Annotated[int, Field(ge=1, le=65536)] = 1
+    """Parts of its prompts of which the curriculum keeps a pass rate each: prompt i is in part
+    i modulo this. As many as a dataset has rows: one for each row."""
+
+    @property
+    def called(self) -> str:
+        """Its name in metrics."""
+        return self.label or self.name
+
+
+class CurriculumSection(Strict):
+    window: Annotated[int, Field(ge=0, le=1000)] = 0
+    """The last groups of a task, or of a bucket of its prompts, that its pass rate is taken of;
+    0 draws by the weights alone."""
+    low: Fraction = 0.0
+    """A pass rate of this or less counts as never solved, once the window is full."""
+    high: Fraction = 1.0
+    """A pass rate of this or more counts as always solved, once the window is full."""
+    outside: Fraction = 0.1
+    """Share of its weight that is left to what is never or always solved; 0 drops it for good."""
 
 
 class ScoringSection(Strict):
@@ -28,6 +54,6 @@ class ScoringSection(Strict):
 
 class EvaluationSection(Strict):
     prompts: Annotated[int, Field(ge=0, le=100_000)] = 256
-    """Held-out prompts, one sampled answer each; 0 evaluates nothing."""
+    """Held-out prompts, one sampled answer each; 0 evaluates nothing. Several tasks share them."""
     every: Annotated[int, Field(ge=0)] = 0
     """Updates between evaluations; 0 evaluates only the first version and the last."""
