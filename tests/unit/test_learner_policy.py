@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from engine_models import configs, make_base
 from learner_support import load_policy, make_config, seeded_groups
 from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from echo_hub.learner import policy as policy_module
+from echo_hub.learner import heads
+from echo_hub.learner.batches import rows_of
 from echo_hub.learner.policy import Policy
 from echo_hub.models import addmix3_path
 from echo_p2p.errors import ConfigError, LearnerError
@@ -58,10 +61,55 @@ def test_logits_in_pieces_give_the_same_gradient(policy: Policy, monkeypatch: py
         return list(torch.autograd.grad(policy.logprobs(RAGGED).square().sum(), weights))
 
     whole = gradients()
-    monkeypatch.setattr(policy_module, "HEAD_ELEMENTS", 3 * policy.vocab_size)
+    monkeypatch.setattr(heads, "HEAD_ELEMENTS", 3 * policy.vocab_size)
     assert len(list(policy.slices(14))) == 5
     for a, b in zip(whole, gradients(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", sorted(configs()))
+def test_sequences_in_one_row_come_out_as_alone(architecture: str, tmp_path: Path):
+    base = make_base(tmp_path / "base", architecture)
+    policy = Policy.load(base, make_config().learner, dtype="float32", seed=0)
+    assert policy.packs
+    sequences = [*RAGGED, ([5, 6, 7], list(range(8, 28)))]
+    lengths = [len(prompt) + len(answer) for prompt, answer in sequences]
+    assert rows_of(lengths, packed=True) == [[3], [2, 1], [0]]
+    together = policy.score(sequences)
+    policy.packs = False
+    for ours, theirs in zip(together, policy.score(sequences), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+def test_entropies_are_those_of_the_whole_model(policy: Policy):
+    with torch.no_grad():
+        logprobs = [
+            policy.causal(input_ids=torch.tensor([p + a]))
+            .logits[0, len(p) - 1 : -1]
+            .log_softmax(-1)
+            for p, a in RAGGED
+        ]
+        expected = torch.cat([-(each.exp() * each).sum(-1) for each in logprobs])
+        torch.testing.assert_close(policy.score(RAGGED).entropy, expected, atol=1e-4, rtol=0)
+
+
+def test_layers_computed_again_give_the_same_gradient():
+    def gradients(**learner: Any) -> list[torch.Tensor]:
+        policy = load_policy(make_config(learner=learner))
+        torch.manual_seed(7)
+        for weight in policy.weights.values():
+            weight.data.normal_(std=0.1)
+        calls = []
+        policy.causal.get_decoder().layers[0].mlp.register_forward_pre_hook(
+            lambda *_: calls.append(1)
+        )
+        loss = policy.logprobs(RAGGED).square().sum()
+        found = list(torch.autograd.grad(loss, list(policy.weights.values())))
+        assert len(calls) == (2 if learner else 1)
+        return found
+
+    for a, b in zip(gradients(), gradients(gradient_checkpointing=True), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_fresh_adapter_is_the_base_and_its_seed_decides_it():

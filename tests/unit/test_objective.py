@@ -1,4 +1,4 @@
-"""The objective against examples worked by hand, and micro-batches against their promises."""
+"""The objective against examples worked by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.learner.batches import micro_batches
 from echo_hub.learner.objective import (
     RATIO_CEILING,
     clipped_loss,
@@ -109,19 +108,3 @@ def test_kl_estimate_is_right_on_average():
     exact = float((node * (node / learner).log()).sum())
     estimate = ratio_metrics((learner / node).log()[drawn], CLIP)["kl"]
     assert estimate == pytest.approx(exact, rel=0.03)
-
-
-def test_micro_batches_by_hand():
-    assert micro_batches([3, 9, 5, 9, 4], 20) == [[1, 3], [2, 4, 0]]
-    assert micro_batches([], 20) == []
-    assert micro_batches([50, 1], 20) == [[0], [1]]
-
-
-@given(st.lists(st.integers(1, 500), max_size=200), st.integers(1, 4000))
-def test_micro_batches_hold_each_once_and_keep_the_budget(lengths: list[int], budget: int):
-    batches = micro_batches(lengths, budget)
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget
-    longest = [lengths[i] for batch in batches for i in batch]
-    assert longest == sorted(longest, reverse=True)

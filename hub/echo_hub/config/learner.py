@@ -6,15 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from echo_hub.config.adapter import AdapterFields
 from echo_hub.config.fields import Fraction, Positive
-from echo_p2p.toml import Strict
-
-LINEAR_LAYERS = (
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-)  # fmt: skip
 
 
-class LearnerSection(Strict):
+class LearnerSection(AdapterFields):
     groups_per_update: Positive = 32
     """B: groups in one update (R = B * G rollouts)."""
     staleness: Annotated[int, Field(ge=0, le=100)] = 2
@@ -29,12 +25,6 @@ class LearnerSection(Strict):
     """Ratio clip below and above 1."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradient norm is clipped to this."""
-    rank: Positive = 16
-    """LoRA rank r."""
-    alpha: Positive = 32
-    """LoRA alpha; the update is scaled by alpha / r."""
-    target_modules: tuple[str, ...] = LINEAR_LAYERS
-    """Linear layers that get an adapter."""
     microbatch_tokens: Positive = 8192
     """Padded tokens in one forward and backward pass."""
     device: str = "cpu"

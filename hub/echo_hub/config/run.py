@@ -154,6 +154,16 @@ class RunConfig(Strict):
         tasks = self.all_tasks
         return Mixture([task.buckets for task in tasks], [task.weight for task in tasks])
 
+    @model_validator(mode="after")
+    def _all_weights_are_float32(self) -> RunConfig:
+        if self.learner.adapter == "none" and self.base.dtype != "float32":
+            raise wrong(
+                "base.dtype",
+                f'{self.base.dtype} does not go with learner.adapter = "none": steps of a usual '
+                'size would be rounded away; set "float32", or train a LoRA adapter',
+            )
+        return self
+
     @property
     def staleness(self) -> int:
         """S in force: 0 in sequential mode."""

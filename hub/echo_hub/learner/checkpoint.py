@@ -27,7 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from echo_hub.folders import let_all_read, whole_folder
-from echo_hub.learner.policy import Policy, check_tensors
+from echo_hub.learner.adapters import check_tensors
+from echo_hub.learner.policy import Policy
 from echo_p2p.errors import LearnerError
 
 FORMAT = 1

@@ -1,59 +1,53 @@
-"""The policy: a base model with one LoRA adapter, as the learner trains it and the audit reads it.
+"""The policy: a base model and what is trained of it, as the learner steps and the audit reads it.
 
-Invariants: the base's weights never change; the adapter is float32 whatever the base is in; only
-JSON and safetensors are read. Sequences are padded on the right, where causal attention never looks
-from inside an answer, so positions are plain and no attention mask is needed; logits are computed
-for answer tokens alone, and never for a whole large batch at once.
+Invariants: with an adapter the base's weights never change; what is trained is float32 whatever the
+base is in; only JSON and safetensors are read. Rows are padded on the right, where causal attention
+never looks from inside an answer; a row of several sequences numbers the positions of each from 0,
+by which the model keeps them apart. Logits are computed for answer tokens alone, and never for a
+whole large batch at once. The model is in evaluation mode throughout: nothing is dropped out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch.utils.checkpoint import checkpoint
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from echo_hub.config import LearnerSection
+from echo_hub.learner.adapters import LoraAdapter, WholeModel, check_tensors, make_adapter
+from echo_hub.learner.batches import rows_of
+from echo_hub.learner.heads import TokenScores, head_rows, slices, token_scores
+from echo_hub.learner.recompute import recompute_layers
 from echo_p2p.errors import ConfigError, LearnerError
-
-HEAD_ELEMENTS = 1 << 23
-"""Logits in memory at once: 32 MiB of float32."""
 
 PromptAndAnswer = tuple[Sequence[int], Sequence[int]]
 """In token ids."""
 
-_ADAPTER = "default"
-_CHANGED = "base.path, learner.rank and learner.target_modules stay as they were when a run began."
-
 
 class Policy:
-    """One base model and one adapter. `weights` are the adapter's, by their names in its file."""
+    """One base model and what is trained of it.
 
-    def __init__(self, model: PreTrainedModel, lora: LoraConfig, device: str) -> None:
-        wrapped: Any = get_peft_model(model, lora)
-        # PEFT notes the snapshot's path; but this is published, and a path is nobody's business
-        lora.base_model_name_or_path = Path(model.config.name_or_path).name
-        causal = wrapped.get_base_model().to(device).eval()
-        self._lora = lora
-        self.causal: torch.nn.Module = causal
+    `weights` are the trained ones, by their names in their file; `packs` says whether the model
+    takes several sequences in one row (see `echo_hub.learner.batches`).
+    """
+
+    def __init__(self, adapter: LoraAdapter | WholeModel, device: str) -> None:
+        self.adapter = adapter
+        self.causal: Any = adapter.causal.to(device).eval()
+        self.weights = adapter.weights
+        self.vocab_size: int = self.causal.config.vocab_size
         self._device = torch.device(device)
-        self._decoder: torch.nn.Module = causal.get_decoder()
-        self._head: Callable[[torch.Tensor], torch.Tensor] = causal.get_output_embeddings()
-        self.vocab_size: int = causal.config.vocab_size
-        self.weights: dict[str, torch.nn.Parameter] = {
-            name.replace(f".{_ADAPTER}.", "."): parameter
-            for name, parameter in wrapped.named_parameters()
-            if parameter.requires_grad
-        }
-        self._check_head(causal)
+        self._decoder: torch.nn.Module = self.causal.get_decoder()
+        self._check_head()
+        self.packs = self._keeps_sequences_apart()
 
     @classmethod
     def load(
@@ -64,32 +58,13 @@ class Policy:
         dtype: Literal["float32", "bfloat16"],
         seed: int,
     ) -> Policy:
-        """Load a base snapshot and give it a fresh adapter, whose weights `seed` determines."""
-        transformers_logging.disable_progress_bar()
+        """Load a base snapshot; a LoRA adapter is fresh, with weights that `seed` determines."""
         _check_device(config.device)
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                base,
-                local_files_only=True,
-                use_safetensors=True,
-                attn_implementation="sdpa",  # never one that the snapshot names
-                dtype=getattr(torch, dtype),
-            )
-        except (OSError, ValueError, SafetensorError) as error:
-            raise ConfigError(
-                f"cannot load a base model from {base}: {error}",
-                fix="base.path must be a folder with config.json and safetensors files.",
-            ) from error
-        _check_targets(model, config.target_modules)
-        torch.manual_seed(seed)
-        lora = LoraConfig(
-            r=config.rank,
-            lora_alpha=config.alpha,
-            lora_dropout=0.0,
-            target_modules=list(config.target_modules),
-            task_type="CAUSAL_LM",
-        )
-        return cls(model, lora, config.device)
+        model = load_base(base, dtype)
+        policy = cls(make_adapter(model, config, seed=seed), config.device)
+        if config.gradient_checkpointing:
+            recompute_layers(policy.causal)
+        return policy
 
     def answers(self, sequences: Sequence[PromptAndAnswer]) -> tuple[torch.Tensor, torch.Tensor]:
         """One forward pass: hidden states [N, H] that predict the N answer tokens, and those [N].
@@ -98,60 +73,63 @@ class Policy:
         """
         if not all(prompt and answer for prompt, answer in sequences):
             raise LearnerError("a prompt or an answer is empty.")
-        width = max(len(prompt) + len(answer) for prompt, answer in sequences)
-        ids = torch.zeros((len(sequences), width), dtype=torch.long)
-        predicts = torch.zeros((len(sequences), width), dtype=torch.bool)
-        for row, (prompt, answer) in enumerate(sequences):
-            start, end = len(prompt), len(prompt) + len(answer)
-            ids[row, :end] = torch.as_tensor([*prompt, *answer])
-            predicts[row, start - 1 : end - 1] = True
+        lengths = [len(prompt) + len(answer) for prompt, answer in sequences]
+        rows = rows_of(lengths, packed=self.packs)
+        ids = torch.zeros((len(rows), max(lengths)), dtype=torch.long)
+        positions = torch.zeros_like(ids)
+        predicts: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
+        for number, row in enumerate(rows):
+            start = 0
+            for i in row:
+                (prompt, answer), end = sequences[i], start + lengths[i]
+                ids[number, start:end] = torch.as_tensor([*prompt, *answer])
+                positions[number, start:end] = torch.arange(lengths[i])
+                first = number * ids.shape[1] + start + len(prompt) - 1
+                predicts[i] = torch.arange(first, first + len(answer))
+                start = end
         if int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size:
             raise LearnerError("a sequence has a token id that is not in the vocabulary.")
-        targets = ids[:, 1:][predicts[:, :-1]].to(self._device)
-        hidden = self._decoder(input_ids=ids.to(self._device), use_cache=False).last_hidden_state
-        return hidden[predicts.to(self._device)], targets
+        where = torch.cat(predicts)
+        hidden = self._hidden(ids, positions if len(rows) < len(sequences) else None)
+        targets = ids.flatten()[where + 1].to(self._device)
+        return hidden.flatten(0, 1)[where.to(self._device)], targets
+
+    def _hidden(self, ids: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states [rows, width, H]. Positions only where a row holds several sequences: the
+        masks that keep them apart cost something."""
+        more = {} if positions is None else {"position_ids": positions.to(self._device)}
+        found = self._decoder(input_ids=ids.to(self._device), use_cache=False, **more)
+        hidden: torch.Tensor = found.last_hidden_state
+        return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Raw logits, float32 [n, vocabulary], of hidden states [n, H]."""
-        return self._head(hidden).float()
+        logits: torch.Tensor = self.causal.get_output_embeddings()(hidden)
+        return logits.float()
 
     def slices(self, count: int) -> Iterator[slice]:
         """Cuts `count` rows into pieces whose logits may be in memory at once."""
-        rows = max(1, HEAD_ELEMENTS // self.vocab_size)
-        for start in range(0, count, rows):
-            yield slice(start, min(count, start + rows))
+        return slices(count, head_rows(self.vocab_size, self._device))
+
+    def score(self, sequences: Sequence[PromptAndAnswer]) -> TokenScores:
+        """Log-probabilities and entropies of all answer tokens, end to end; differentiable."""
+        hidden, targets = self.answers(sequences)
+        rows = head_rows(self.vocab_size, self._device)
+        return token_scores(self.logits, hidden, targets, rows=rows)
 
     def logprobs(self, sequences: Sequence[PromptAndAnswer]) -> torch.Tensor:
-        """Log-probabilities [N] of all answer tokens, end to end; differentiable.
-
-        Where the logits of all tokens would be many, they are computed again for the backward pass
-        instead of kept.
-        """
-        hidden, targets = self.answers(sequences)
-        pieces = list(self.slices(len(hidden)))
-        if len(pieces) == 1:
-            return self._logprobs(hidden, targets)
-        return torch.cat(
-            [
-                checkpoint(self._logprobs, hidden[piece], targets[piece], use_reentrant=False)
-                for piece in pieces
-            ]
-        )
-
-    def _logprobs(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return -torch.nn.functional.cross_entropy(self.logits(hidden), targets, reduction="none")
+        """Log-probabilities [N] of all answer tokens, end to end; differentiable."""
+        return self.score(sequences).logprobs
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapter as PEFT does: adapter_model.safetensors and adapter_config.json."""
+        """Write what is trained as a new folder: a PEFT adapter's, or a model's."""
         folder.mkdir()
-        tensors = {name: weight.detach().cpu() for name, weight in self.weights.items()}
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        self._lora.inference_mode = True
-        self._lora.save_pretrained(str(folder))
+        weights = {name: weight.detach().cpu() for name, weight in self.weights.items()}
+        self.adapter.save(folder, weights)
 
     def read_adapter(self, folder: Path) -> dict[str, torch.Tensor]:
-        """The weights in an adapter folder; LearnerError unless they could be this policy's."""
-        file = folder / "adapter_model.safetensors"
+        """The weights in such a folder; LearnerError unless they could be this policy's."""
+        file = folder / self.adapter.file
         try:
             tensors: dict[str, torch.Tensor] = load_file(file, device=str(self._device))
         except (OSError, SafetensorError) as error:
@@ -178,10 +156,11 @@ class Policy:
                 weight.data = own[name]
 
     @torch.no_grad()
-    def _check_head(self, causal: torch.nn.Module) -> None:
+    def _check_head(self) -> None:
+        causal = self.causal
         ids = torch.arange(min(8, self.vocab_size), device=self._device)[None]
         whole = causal(input_ids=ids, use_cache=False).logits.float()
-        ours = self.logits(self._decoder(input_ids=ids, use_cache=False).last_hidden_state)
+        ours = self.logits(self._hidden(ids, None))
         if not torch.allclose(whole, ours, rtol=1e-3, atol=1e-3):
             raise ConfigError(
                 f"{type(causal).__name__} changes its logits after its output layer "
@@ -189,23 +168,39 @@ class Policy:
                 fix="Choose another base.path.",
             )
 
+    @torch.no_grad()
+    def _keeps_sequences_apart(self) -> bool:
+        """Whether two sequences in one row come out as each does alone."""
+        if "position_ids" not in inspect.signature(self._decoder.forward).parameters:
+            return False
+        one = torch.arange(min(6, self.vocab_size))[None]
+        positions = torch.arange(one.shape[1]).repeat(2)[None]
+        both = self._hidden(torch.cat([one, one.flip(-1)], -1), positions).float()
+        alone = self._hidden(torch.cat([one, one.flip(-1)]), None).float()
+        apart = (both.reshape(alone.shape) - alone).abs().max()
+        return bool(apart <= 0.02 * alone.abs().max())
 
-def check_tensors(
-    tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor], *, source: str
-) -> None:
-    """LearnerError unless `tensors` have the names, shapes and types of `like` and are finite."""
-    if tensors.keys() != like.keys():
-        odd = sorted(tensors.keys() ^ like.keys())
-        raise LearnerError(
-            f"{source} is not of this run: {len(odd)} names differ, first {odd[0]}.", fix=_CHANGED
+
+def load_base(base: Path, dtype: Literal["float32", "bfloat16"]) -> PreTrainedModel:
+    """A snapshot's model, without any code or attention of its own; ConfigError says what is wrong.
+
+    The weights are in `dtype`, whatever they were saved in.
+    """
+    transformers_logging.disable_progress_bar()
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            base,
+            local_files_only=True,
+            use_safetensors=True,
+            attn_implementation="sdpa",  # never one that the snapshot names
+            dtype=getattr(torch, dtype),
         )
-    for name, tensor in tensors.items():
-        if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
-            raise LearnerError(
-                f"{source} is not of this run: {name} has another shape or type.", fix=_CHANGED
-            )
-        if not torch.isfinite(tensor).all():
-            raise LearnerError(f"{source} has a non-finite number in {name}.")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(
+            f"cannot load a base model from {base}: {error}",
+            fix="base.path must be a folder with config.json and safetensors files.",
+        ) from error
+    return model
 
 
 def _check_device(name: str) -> None:
@@ -217,18 +212,3 @@ def _check_device(name: str) -> None:
             f"learner.device = {name!r} cannot be used here: {why:.120}.",
             fix='Set it to "cpu", or install a torch that was built for this device.',
         ) from error
-
-
-def _check_targets(model: torch.nn.Module, targets: Sequence[str]) -> None:
-    linear = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-    }
-    missing = sorted(set(targets) - linear)
-    if missing:
-        raise ConfigError(
-            f"learner.target_modules: the base model has no linear layers named "
-            f"{', '.join(missing)}.",
-            fix=f"It has: {', '.join(sorted(linear))}.",
-        )

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from echo_hub.config import RunConfig
-from echo_hub.learner.batches import micro_batches
+from echo_hub.learner.batches import micro_batches, padded_tokens
 from echo_hub.learner.checkpoint import TrainState
 from echo_hub.learner.messages import TrainGroup
 from echo_hub.learner.objective import clipped_loss, group_advantages, ratio_metrics
@@ -94,12 +94,13 @@ class Trainer:
         for weight in self.policy.weights.values():
             weight.grad = torch.zeros_like(weight)
         loss, padded, log_ratios, lags = 0.0, 0, [torch.empty(0)], [torch.empty(0)]
-        budget = self._config.learner.microbatch_tokens
-        for batch in micro_batches([sample.length for sample in samples], budget):
+        budget, packed = self._config.learner.microbatch_tokens, self.policy.packs
+        lengths = [sample.length for sample in samples]
+        for batch in micro_batches(lengths, budget, packed=packed):
             chosen = [samples[i] for i in batch]
             part, ratios = self._backward(chosen, normaliser)
             loss += part
-            padded += len(chosen) * max(sample.length for sample in chosen)
+            padded += padded_tokens([lengths[i] for i in batch], packed=packed)
             log_ratios.append(ratios)
             lags.append(_per_token([float(sample.lag) for sample in chosen], chosen))
         norm = self._step(loss)
