@@ -149,6 +149,19 @@ class LearnerError(EchoError):
     exit_code = 11
 
 
+class UpdateRefusedError(LearnerError):
+    """The learner computed an update and would not apply it; its state is as before.
+
+    `why` is a `learner.guard.Why`; `back_to` the newest version known to be good, if that is an
+    older one than the learner is at.
+    """
+
+    def __init__(self, message: str, *, why: str, back_to: int | None = None) -> None:
+        super().__init__(message)
+        self.why = why
+        self.back_to = back_to
+
+
 class RunFailedError(EchoError):
     """A run ended without reaching what was asked of it (the demo's reward did not rise)."""
 

@@ -1,5 +1,6 @@
 """`run.toml`: everything an operator decides about a run, strict and documented field by field."""
 
+from echo_hub.config.guard import GuardSection
 from echo_hub.config.learner import LearnerSection
 from echo_hub.config.network import NetworkSection
 from echo_hub.config.run import AuditSection, RunConfig, load_config
@@ -14,6 +15,7 @@ __all__ = [
     "AuditSection",
     "CurriculumSection",
     "EvaluationSection",
+    "GuardSection",
     "LearnerSection",
     "NetworkSection",
     "RunConfig",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from echo_hub.config.guard import GuardSection
 from echo_hub.config.learner import LearnerSection
 from echo_hub.config.network import NetworkSection
 from echo_hub.config.tasks import (
@@ -98,6 +99,7 @@ class RunConfig(Strict):
     curriculum: CurriculumSection = CurriculumSection()
     sampling: SamplingSection = SamplingSection()
     learner: LearnerSection = LearnerSection()
+    guard: GuardSection = GuardSection()
     publish: PublishSection = PublishSection()
     lease: LeaseSection = LeaseSection()
     audit: AuditSection = AuditSection()

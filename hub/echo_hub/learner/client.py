@@ -27,7 +27,7 @@ from echo_hub.learner.messages import (
     Trained,
     TrainGroup,
 )
-from echo_p2p.errors import ConfigError, LearnerError, ProcessError
+from echo_p2p.errors import ConfigError, LearnerError, ProcessError, UpdateRefusedError
 from echo_p2p.pipes import Child, child_process
 
 A = TypeVar("A", Started, Trained, Audited)
@@ -79,6 +79,8 @@ class Learner:
                 self._broken = str(error)
                 raise
             self._broken = ""
+        if isinstance(answer, Failed) and answer.why:
+            raise UpdateRefusedError(answer.message, why=answer.why, back_to=answer.back_to)
         if isinstance(answer, Failed):
             kind_of_error = ConfigError if answer.settings else LearnerError
             raise kind_of_error(answer.message, fix=answer.fix)

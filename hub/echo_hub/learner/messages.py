@@ -99,12 +99,15 @@ class Audited(_Frame, frozen=True):
 class Failed(_Frame, frozen=True):
     """The command could not be carried out; the learner's state is as before it.
 
-    `settings`: run.toml is to blame. `message` and `fix` are as in `EchoError`.
+    `settings`: run.toml is to blame. `message` and `fix` are as in `EchoError`, `why` and `back_to`
+    as in `UpdateRefusedError` if it is one.
     """
 
     message: str
     fix: str = ""
     settings: bool = False
+    why: str = ""
+    back_to: int | None = None
 
 
 Command = Start | Train | Audit

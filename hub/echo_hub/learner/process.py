@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from echo_hub.config import RunConfig
 from echo_hub.learner.messages import Answer, Audit, Command, Failed, Start, Started, Trained
-from echo_p2p.errors import ConfigError, EchoError, LearnerError
+from echo_p2p.errors import ConfigError, EchoError, LearnerError, UpdateRefusedError
 from echo_p2p.pipes import ParentPipe
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Server:
     def answer(self, command: Command) -> Answer:
         try:
             return self._carry_out(command)
+        except UpdateRefusedError as error:
+            return Failed(message=error.message, why=error.why, back_to=error.back_to)
         except EchoError as error:
             settings = isinstance(error, ConfigError)
             return Failed(message=error.message, fix=error.fix, settings=settings)

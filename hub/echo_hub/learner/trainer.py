@@ -17,10 +17,11 @@ import torch
 from echo_hub.config import RunConfig
 from echo_hub.learner.batches import micro_batches, padded_tokens
 from echo_hub.learner.checkpoint import TrainState
+from echo_hub.learner.guard import Measures, Memory, Refusal, Reward, Why, judge
 from echo_hub.learner.messages import TrainGroup
 from echo_hub.learner.objective import clipped_loss, group_advantages, ratio_metrics
 from echo_hub.learner.policy import Policy
-from echo_p2p.errors import LearnerError
+from echo_p2p.errors import LearnerError, UpdateRefusedError
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,23 @@ class Trainer:
             padded += padded_tokens([lengths[i] for i in batch], packed=packed)
             log_ratios.append(ratios)
             lags.append(_per_token([float(sample.lag) for sample in chosen], chosen))
-        norm = self._step(loss)
-        all_ratios = torch.cat(log_ratios)
+        norm = self._gradient_norm()
+        all_ratios, fresh = torch.cat(log_ratios), torch.cat(lags) == 0
+        clip = self._config.learner.clip
+        apart = ratio_metrics(all_ratios, clip)
+        self._guarded_step(
+            Measures(
+                loss=loss,
+                grad_norm=norm,
+                policy_kl=apart["kl"],
+                mismatch_kl=ratio_metrics(all_ratios[fresh], clip)["kl"] if fresh.any() else None,
+                reward=Reward.of([[r.reward for r in group.rollouts] for group in groups]),
+            )
+        )
         metrics |= {"loss": loss, "grad_norm": norm, "trained_rollouts": float(len(samples))}
         metrics["padding"] = 1.0 - sum(s.length for s in samples) / padded if padded else 0.0
-        metrics |= ratio_metrics(all_ratios, self._config.learner.clip)
-        metrics |= _mismatch(all_ratios[torch.cat(lags) == 0])
+        metrics |= apart
+        metrics |= _mismatch(all_ratios[fresh])
         metrics["seconds"] = time.perf_counter() - started
         return metrics
 
@@ -158,19 +170,29 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), (logprobs.detach() - behaviour).cpu()
 
-    def _step(self, loss: float) -> float:
-        """The optimiser step, if loss, gradient and the weights it makes are finite."""
+    def _gradient_norm(self) -> float:
+        """Clip the gradient; its norm before that."""
         weights = list(self.policy.weights.values())
         norm = torch.nn.utils.clip_grad_norm_(weights, self._config.learner.max_grad_norm)
-        if not torch.isfinite(norm) or not torch.isfinite(torch.tensor(loss)):
-            raise LearnerError(
-                f"update {self.version + 1} has loss {loss} and gradient norm {float(norm)}; "
-                "it was not applied."
-            )
-        self._optimizer.step()
-        if not all(bool(torch.isfinite(weight).all()) for weight in weights):
-            raise LearnerError(f"update {self.version + 1} made weights that are not finite.")
         return float(norm)
+
+    def _guarded_step(self, measures: Measures) -> None:
+        """The optimiser step, if the guard finds nothing wrong and the new weights are finite."""
+        bounds = self._config.guard
+        memory = Memory.from_json(self.state.facts.get("guard", {}))
+        refusal = judge(memory, measures, bounds)
+        if refusal is None:
+            self._optimizer.step()
+            if not all(bool(torch.isfinite(w).all()) for w in self.policy.weights.values()):
+                refusal = Refusal(Why.NOT_FINITE, "it made weights that are not finite.")
+        if refusal is not None:
+            raise UpdateRefusedError(
+                f"update {self.version + 1} was not applied: {refusal.sentence}",
+                why=refusal.why,
+                back_to=refusal.back_to,
+            )
+        memory = memory.after(self.version + 1, measures, bounds)
+        self.state.facts = {**self.state.facts, "guard": memory.to_json()}
 
 
 def _per_token(values: list[float], samples: list[_Sample]) -> torch.Tensor:
