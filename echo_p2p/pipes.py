@@ -11,12 +11,13 @@ to stdout in the child goes to stderr, never into the pipe.
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from queue import SimpleQueue
 from typing import BinaryIO, TypeVar
@@ -53,8 +54,12 @@ class Child:
         return self._process.pid
 
     def kill(self) -> None:
-        """End it now: it hangs, or nobody wants its answer any more."""
-        self._process.kill()
+        """End it now, and what it started: it hangs, or nobody wants its answer any more."""
+        if self._process.returncode is None:  # not reaped, so the group is still its own
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except PermissionError:  # macOS, of a group whose leader is a zombie
+                self._process.kill()
 
     async def send(self, message: msgspec.Struct) -> None:
         """Write one message."""
@@ -149,7 +154,7 @@ class Child:
             with trio.move_on_after(_STOP_GRACE_S):
                 await self._process.wait()
             if self._process.returncode is None:
-                self._process.kill()
+                self.kill()
                 await self._process.wait()
 
 
@@ -159,6 +164,7 @@ async def child_process(
     *args: str,
     name: str,
     env: Mapping[str, str] | None = None,
+    inherit: Collection[str] | None = None,
     stderr_line: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Child]:
     """Run `python -m module args...` for the length of the block.
@@ -168,15 +174,17 @@ async def child_process(
     Args:
         name: what error messages call it ("engine", "learner").
         env: added to our own environment.
+        inherit: the variables of our own environment that it gets; None is all.
         stderr_line: called with each line the child writes to stderr.
     """
+    ours = {name: value for name, value in os.environ.items() if inherit is None or name in inherit}
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", module, *args],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, **(env or {})},
-        start_new_session=True,  # a Ctrl-C at the terminal is ours to handle, not the child's
+        env={**ours, **(env or {})},
+        start_new_session=True,  # its own group; a Ctrl-C at the terminal is ours to handle
     )
     child = Child(process, name)
     async with open_nursery() as nursery:

@@ -1,7 +1,8 @@
 """The scorer process: makes prompts and computes rewards. Never imports torch.
 
 Tasks and their rewards run here and nowhere else, so that one which hangs, crashes or eats memory
-is a process to kill and not the end of the hub. Run by `echo_hub.scoring`, with PYTHONHASHSEED
+is a process to kill and not the end of the hub. Once its tasks are made it has no network, and so
+much more memory and no more (`echo_hub.confine`). Run by `echo_hub.scoring`, with PYTHONHASHSEED
 fixed, so that every scorer makes the same prompt from the same (split, index).
 """
 
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from echo_hub.confine import close_network, limit_memory
 from echo_hub.tasks import make_task
 from echo_hub.tasks.base import Prompt, Split, Task
 from echo_hub.tasks.mixture import Mixture
@@ -22,6 +24,7 @@ from echo_p2p.errors import ConfigError
 from echo_p2p.pipes import ParentPipe
 
 _REMEMBERED_PROMPTS = 4096
+_NO_MEMORY = "the task needs more memory than scoring.memory allows"
 
 
 class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
@@ -49,10 +52,14 @@ class Setup(_Frame, frozen=True):
     base: str
     longest_prompt: int
     max_new_tokens: int
+    memory: int
+    network: bool
 
 
 class Ready(_Frame, frozen=True):
-    """The scorer is set up."""
+    """The scorer is set up. `lacking`: limits that are not enforced on this machine, and why."""
+
+    lacking: list[str] = []
 
 
 class MakePrompts(_Frame, frozen=True):
@@ -84,9 +91,10 @@ class Scored(_Frame, frozen=True):
 
 
 class Failed(_Frame, frozen=True):
-    """It could not be done, and trying again would not help."""
+    """It could not be done. If `spent`, a fresh process might; else trying again would not help."""
 
     message: str
+    spent: bool = False
 
 
 Answer = Ready | Prompts | Scored | Failed
@@ -118,7 +126,7 @@ class Scorer:
             )
         return prompt, tokens
 
-    def prompts(self, command: MakePrompts) -> Prompts:
+    def prompts(self, command: MakePrompts) -> Prompts | Failed:
         """Make prompts; one that cannot be made does not keep the others back."""
         made: list[list[int] | str] = []
         unreadable = ""
@@ -126,6 +134,8 @@ class Scorer:
             try:
                 prompt, tokens = self._prompt(command.split, index)
                 made.append(tokens)
+            except MemoryError:
+                return Failed(message=_NO_MEMORY, spent=True)
             except Exception as error:  # noqa: BLE001 - tasks are other people's code
                 made.append(_describe(error))
             else:
@@ -146,6 +156,8 @@ class Scorer:
                 float(task.reward(prompt, self._tokenizer.decode(answer)))
                 for answer in command.answers
             ]
+        except MemoryError:
+            return Failed(message=_NO_MEMORY, spent=True)
         except Exception as error:  # noqa: BLE001 - tasks are other people's code
             return Failed(message=_describe(error))
         if not all(math.isfinite(reward) for reward in rewards):
@@ -166,7 +178,9 @@ def _set_up(pipe: ParentPipe) -> Scorer | None:
     except ConfigError as error:
         pipe.send(Failed(message=str(error)))
         return None
-    pipe.send(Ready())
+    # now that what is imported and loaded takes its memory, and has been fetched
+    lacking = [limit_memory(setup.memory), "" if setup.network else close_network()]
+    pipe.send(Ready(lacking=[why for why in lacking if why]))
     return scorer
 
 

@@ -1,8 +1,9 @@
 """The pool of scorer processes, seen from the hub.
 
-Promises: a request that hangs or crashes its scorer costs at most two time limits and two scorers,
-which are killed and replaced, and comes back as a recorded failure; no failure is ever a reward;
-a scorer that cannot even start stops the hub, loudly.
+Promises: a request that hangs or crashes its scorer, or takes more memory than it may, costs at
+most two time limits and two scorers, which are killed and replaced with all they started, and comes
+back as a recorded failure; no failure is ever a reward; a scorer that cannot even start stops the
+hub, loudly. Scorers get no descriptors of the hub, and of its environment what `scoring` names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import trio
 
 from echo_hub.checks import Code, Rejection
-from echo_hub.config import RunConfig
+from echo_hub.config import RunConfig, ScoringSection
 from echo_hub.run_facts import LONGEST_PROMPT
 from echo_hub.scorer import (
     ANSWERS,
@@ -25,6 +26,7 @@ from echo_hub.scorer import (
     Failed,
     MakePrompts,
     Prompts,
+    Ready,
     Score,
     Scored,
     Setup,
@@ -39,6 +41,12 @@ _START_DEADLINE_S = 120.0
 _TRIES = 2
 _TRIED = 4  # prompts, at the start
 _REMEMBERED_PROMPTS = 2048  # more than are ever out, in most runs
+_ENVIRONMENT = (  # no tokens, keys or passwords in these
+    "PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
+    "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OMP_NUM_THREADS", "XDG_CACHE_HOME",
+    "HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",
+    "SSL_CERT_FILE", "SSL_CERT_DIR",
+)  # fmt: skip
 
 
 log = logging.getLogger(__name__)
@@ -141,13 +149,17 @@ async def open_scorers(config: RunConfig, base: Path) -> AsyncIterator[Scorers]:
         base=str(base),
         longest_prompt=LONGEST_PROMPT,
         max_new_tokens=config.sampling.max_new_tokens,
+        memory=config.scoring.memory,
+        network=config.scoring.network,
     )
     send, receive = trio.open_memory_channel[_Job](0)
     async with open_nursery() as nursery:
         for _ in range(config.scoring.processes):
-            worker = _Worker(setup, receive.clone(), config.scoring.timeout_s)
+            worker = _Worker(setup, receive.clone(), config.scoring)
             nursery.start_soon(worker.run)
             await worker.ready.wait()
+        for why in worker.lacking:
+            log.warning("%s", why)
         scorers = Scorers(send, config)
         nursery.start_soon(scorers.try_tasks)
         try:
@@ -160,22 +172,27 @@ class _Worker:
     """One place in the pool: a scorer process, and the next one when it must be replaced."""
 
     def __init__(
-        self, setup: Setup, jobs: trio.MemoryReceiveChannel[_Job], timeout_s: float
+        self, setup: Setup, jobs: trio.MemoryReceiveChannel[_Job], rules: ScoringSection
     ) -> None:
         self._setup = setup
         self._jobs = jobs
-        self._timeout_s = timeout_s
+        self._rules = rules
         self.ready = trio.Event()
+        self.lacking: list[str] = []
 
     async def run(self) -> None:
         again: _Job | None = None
         while True:
             async with child_process(
-                "echo_hub.scorer", name="scorer", env={"PYTHONHASHSEED": "0"}
+                "echo_hub.scorer",
+                name="scorer",
+                env={"PYTHONHASHSEED": "0"},
+                inherit={*_ENVIRONMENT, *self._rules.environment},
             ) as child:
                 ready = await child.call(self._setup, ANSWERS, deadline_s=_START_DEADLINE_S)
                 if isinstance(ready, Failed):
                     raise ConfigError(ready.message)
+                self.lacking = ready.lacking if isinstance(ready, Ready) else []
                 self.ready.set()
                 again = await self._serve(child, again)
 
@@ -185,9 +202,7 @@ class _Worker:
             job = job or await self._jobs.receive()
             job.tries += 1
             try:
-                job.answer = await child.call(
-                    job.command, ANSWERS, deadline_s=self._timeout_s * job.size
-                )
+                job.answer = await self._ask(child, job)
             except (ProcessError, WireError) as error:
                 child.kill()
                 if job.tries < _TRIES:
@@ -200,3 +215,11 @@ class _Worker:
                 raise
             job.done.set()
             job = None
+
+    async def _ask(self, child: Child, job: _Job) -> Answer:
+        """ProcessError if this scorer can no longer answer anything."""
+        deadline_s = self._rules.timeout_s * job.size
+        answer: Answer = await child.call(job.command, ANSWERS, deadline_s=deadline_s)
+        if isinstance(answer, Failed) and answer.spent:
+            raise ProcessError(answer.message)
+        return answer

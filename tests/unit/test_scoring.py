@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ TOKENIZER = Tokenizer.load(BASE)
 
 # A task of the test's own reaches the child as a sitecustomize module on its path.
 HOSTILE_TASK = """
-import os, time
+import os, socket, subprocess, time
 import echo_hub.tasks as tasks
 from echo_hub.tasks.base import Prompt
 
@@ -47,19 +48,30 @@ class Hostile:
         if answer == "5" and not os.path.exists(os.environ["HOSTILE_MARK"]):
             open(os.environ["HOSTILE_MARK"], "w").close()
             os._exit(3)
+        if answer == "6":
+            bytearray(1 << 28)
+        if answer == "8":
+            descriptors = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc") else 0
+            return os.environ.get("HUB_SECRET", "") == "" and descriptors < 9
+        if answer == "9":
+            child = subprocess.Popen(["sleep", "1000"])
+            with open(os.environ["HOSTILE_MARK"], "w") as file:
+                file.write(str(child.pid))
+            time.sleep(1000)
+        if answer == "0":
+            port = int(os.environ["HOSTILE_PORT"])
+            socket.create_connection(("127.0.0.1", port)).close()
         return 1.0
 
 tasks._TASKS["hostile"] = lambda options, seed: Hostile()
 """
 
 
-def config(task: str, *, timeout_s: float = 20.0, processes: int = 1) -> RunConfig:
+def config(task: str, **scoring: object) -> RunConfig:
+    if task == "hostile":
+        scoring["environment"] = ["HOSTILE_MARK", "HOSTILE_PORT"]
     return RunConfig.model_validate(
-        {
-            "run": {"id": "run"},
-            "task": {"name": task},
-            "scoring": {"timeout_s": timeout_s, "processes": processes},
-        }
+        {"run": {"id": "run"}, "task": {"name": task}, "scoring": scoring}
     )
 
 
@@ -90,6 +102,13 @@ def _scorer_processes() -> list[psutil.Process]:
         for child in psutil.Process().children(recursive=True)
         if "echo_hub.scorer" in " ".join(child.cmdline()) and child not in OTHERS
     ]
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.fixture
@@ -158,6 +177,43 @@ def test_what_goes_wrong_is_a_failure_and_never_a_reward() -> None:
         assert await scorers.score("train", 12, prompt, [answer("7")]) == [1.0]
 
     with_scorers(config("hostile", timeout_s=1.0), body)
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.skipif(sys.platform != "linux", reason="limits are enforced on Linux")
+def test_memory_network_environment_and_what_a_reward_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(scorers: Scorers) -> None:
+        prompt = (await scorers.prompts("train", [0]))[0]
+        assert isinstance(prompt, list)
+        for text, sentence in (("6", "more memory than scoring.memory"), ("0", "PermissionError")):
+            rejection = await scorers.score("train", 0, prompt, [answer("7"), answer(text)])
+            assert isinstance(rejection, Rejection)
+            assert rejection.code is Code.SCORE_FAILED
+            assert sentence in rejection.sentence
+        assert await scorers.score("train", 0, prompt, [answer("8")]) == [1.0]
+        rejection = await scorers.score("train", 0, prompt, [answer("9")])
+        assert isinstance(rejection, Rejection)
+        started = int((tmp_path / "mark").read_text())
+        await until(lambda: _is_gone(started))  # killed with its scorer
+
+    monkeypatch.setenv("HUB_SECRET", "a key")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("HOSTILE_PORT", str(server.getsockname()[1]))
+        with_scorers(config("hostile", memory=128, timeout_s=1.0), body)
+
+
+@pytest.mark.usefixtures("hostile")
+def test_the_operator_may_leave_the_network_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(scorers: Scorers) -> None:
+        prompt = (await scorers.prompts("train", [0]))[0]
+        assert isinstance(prompt, list)
+        assert await scorers.score("train", 0, prompt, [answer("0")]) == [1.0]
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("HOSTILE_PORT", str(server.getsockname()[1]))
+        with_scorers(config("hostile", network=True), body)
 
 
 @pytest.mark.usefixtures("hostile")

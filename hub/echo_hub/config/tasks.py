@@ -50,6 +50,14 @@ class ScoringSection(Strict):
     """Scorer processes."""
     timeout_s: Annotated[float, Field(gt=0)] = 20.0
     """A reward that takes longer is a recorded failure, never a zero; its scorer is killed."""
+    memory: Annotated[int, Field(ge=16)] = 2048
+    """MiB that making prompts and rewards may take, beyond what a scorer needs to start; more is a
+    recorded failure too."""
+    network: bool = False
+    """Let tasks use the network after their start. Rewards of your own may need it, for a judge."""
+    environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
+    """Environment variables of the hub that scorers see too; beside these they see PATH, HOME and
+    a few that Python and its libraries need. Name here what a task needs, HF_TOKEN for instance."""
 
 
 class EvaluationSection(Strict):
