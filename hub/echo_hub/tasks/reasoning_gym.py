@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from echo_hub.tasks.base import Prompt, Split
+from echo_hub.tasks.reasoning_gym_guard import may_be_scored
 from echo_hub.tasks.splits import draw, rng_of
 from echo_p2p.errors import ConfigError
 
@@ -70,11 +71,10 @@ class ReasoningGym:
     def reward(self, prompt: Prompt, answer: str) -> float:
         """The dataset's own score of what stands in the last <answer> tag, or of all of it."""
         marked = self._gym.utils.extract_answer(answer)
-        return float(
-            self._scorer.score_answer(
-                answer=answer.strip() if marked is None else marked, entry=dict(prompt.data)
-            )
-        )
+        given: str | None = answer.strip() if marked is None else marked
+        if given is not None and not may_be_scored(self._name, given):
+            given = None
+        return float(self._scorer.score_answer(answer=given, entry=dict(prompt.data)))
 
     def _make(self, *which: str | int) -> Any:
         seed = rng_of(self._seed, *which).getrandbits(31)
