@@ -168,6 +168,16 @@ class RunFailedError(EchoError):
     exit_code = 12
 
 
+class TaskError(EchoError):
+    """A task could not make a prompt or score an answer: a failure, and never a reward of zero."""
+
+    exit_code = 15
+
+
+class NoAnswerError(EchoError):
+    """A policy's text has no clear answer in it. The message says why, to whoever wrote it."""
+
+
 class BannedError(EchoError):
     """The hub has banned this node from its run."""
 

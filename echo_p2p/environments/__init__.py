@@ -37,6 +37,8 @@ MAX_OBSERVATION = 8192
 
 _MODULES = {
     "guess-number/1": "echo_p2p.environments.guess_number",
+    "sokoban/1": "echo_p2p.environments.sokoban",
+    "wordle/1": "echo_p2p.environments.wordle",
 }
 """Where the function `reply` of each environment is."""
 

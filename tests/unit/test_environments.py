@@ -22,6 +22,25 @@ DIALOGUES: dict[str, tuple[dict[str, Any], list[str], str]] = {
         ["", "nothing", "0", "12", "3", "it is 7 or 8", "99999999999", "+5", "5"],
         "9748b2ef89eabfd9",
     ),
+    "sokoban/1": (
+        {"board": "######\n#@___#\n#_$.##\n#_$_.#\n######"},
+        [
+            "",
+            "Up",
+            "<answer>Up || Left</answer>",
+            "<answer>Down || right</answer>",
+            "<answer>Jump</answer>",
+            "<answer>Down || Down</answer><answer>Right</answer>",
+            "<answer>\u0420ight</answer>",
+            "<answer>Down || Right || Right</answer>",
+        ],
+        "85fffd8af1061ca3",
+    ),
+    "wordle/1": (
+        {"secret": "abbey"},
+        ["", "<answer>babes</answer>", "<answer>ABBEY </answer>"],
+        "06d559342be85856",
+    ),
 }
 """Of each environment: a state, turns to take in it one after the other, and the digest of all that
 it replies. If one of these must be changed, so must the environment's number."""

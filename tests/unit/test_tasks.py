@@ -14,7 +14,10 @@ from echo_hub.tasks.guess_number import GuessNumber
 from echo_hub.tasks.splits import draw, held_out
 from echo_p2p.errors import ConfigError
 
-NAMES = ["addmix3", "few-shot-addition", "reasoning-gym:chain_sum", "reasoning-gym:gcd"]
+NAMES = [
+    "addmix3", "few-shot-addition", "reasoning-gym:chain_sum", "reasoning-gym:gcd", "sokoban",
+    "knights-knaves", "mathematics", "countdown",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,7 +84,7 @@ def test_reasoning_gym_scores_by_its_own_rule() -> None:
 
 
 def test_unknown_names_and_options_say_what_exists() -> None:
-    with pytest.raises(ConfigError, match="addmix3, few-shot-addition, reasoning-gym:<dataset>"):
+    with pytest.raises(ConfigError, match=r"addmix3, .*sokoban, .*, reasoning-gym:<dataset>"):
         make_task("addmix4", {}, 0)
     with pytest.raises(ConfigError, match=r"no dataset 'chainsum'\. Near it: chain_sum"):
         make_task("reasoning-gym:chainsum", {}, 0)

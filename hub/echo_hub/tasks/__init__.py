@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from echo_hub.tasks.base import Task
+from echo_hub.tasks.base import AnyTask, Task
 from echo_p2p.errors import ConfigError
 
 
@@ -28,14 +29,31 @@ def _no_options(name: str, options: Mapping[str, Any]) -> None:
         raise ConfigError(f"the task {name!r} has no options, so not {', '.join(options)}.")
 
 
-_TASKS: dict[str, Callable[[Mapping[str, Any], int], Task]] = {
+def _with_options(module: str, name: str) -> Callable[[Mapping[str, Any], int], AnyTask]:
+    """A task class of this package that reads its options itself."""
+
+    def make(options: Mapping[str, Any], seed: int) -> AnyTask:
+        task: AnyTask = getattr(importlib.import_module(f"{__name__}.{module}"), name)(
+            options, seed
+        )
+        return task
+
+    return make
+
+
+_TASKS: dict[str, Callable[[Mapping[str, Any], int], AnyTask]] = {
     "addmix3": _addmix3,
     "few-shot-addition": _few_shot_addition,
+    "sokoban": _with_options("sokoban", "Sokoban"),
+    "wordle": _with_options("wordle", "Wordle"),
+    "knights-knaves": _with_options("knights_knaves", "KnightsKnaves"),
+    "mathematics": _with_options("mathematics", "Mathematics"),
+    "countdown": _with_options("countdown", "Countdown"),
 }
 _REASONING_GYM = "reasoning-gym:"
 
 
-def make_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
+def make_task(name: str, options: Mapping[str, Any], seed: int) -> AnyTask:
     """The task of that name; ConfigError for an unknown one says which exist.
 
     Args:
