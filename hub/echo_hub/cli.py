@@ -202,6 +202,9 @@ def demo(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
     model: Annotated[str, typer.Option(help="addmix3 or smollm2.")] = "addmix3",
+    adapter: Annotated[
+        str, typer.Option(help="lora, or none: train and send all weights.")
+    ] = "lora",
     json_output: Json = False,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the run's folder and the nodes' logs here.")
@@ -221,6 +224,7 @@ def demo(
         staleness=staleness,
         seed=seed,
         model=model,
+        adapter=adapter,
         keep=keep,
         picture=picture,
     )

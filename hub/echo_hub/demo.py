@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 RISE_WANTED = {"addmix3": 0.3, "smollm2": 0.1}
 DEFAULT_UPDATES = {"addmix3": 30, "smollm2": 24}
+_WHOLE_LEARNING_RATE = 1e-4  # of all weights; an adapter's is larger
 _NODE_GOODBYE_S = 20.0
 _WAYS_TO_CHEAT = ("edited", "hand-written", "greedy", "stale", "reseeded")
 _HONEST_AT_FIRST = 64  # answers, by which a cheat earns some standing
@@ -59,6 +60,8 @@ class DemoOptions:
     """None: the preset's."""
     seed: int = 0
     model: str = "addmix3"
+    adapter: str = "lora"
+    """`none` trains all weights."""
     keep: Path | None = None
     picture: Path | None = None
 
@@ -141,7 +144,11 @@ def _configure(options: DemoOptions, folder: RunFolder, ports: tuple[int, int]) 
             "seed": options.seed,
             "updates": options.updates or DEFAULT_UPDATES[options.model],
         },
-        "learner": {} if options.staleness is None else {"staleness": options.staleness},
+        "learner": {
+            "adapter": options.adapter,
+            **({} if options.adapter == "lora" else {"learning_rate": _WHOLE_LEARNING_RATE}),
+            **({} if options.staleness is None else {"staleness": options.staleness}),
+        },
         "network": {
             "listen": [f"/ip4/127.0.0.1/tcp/{hub_port}", f"/ip6/::1/tcp/{hub_port}"],
             "directory_listen": [

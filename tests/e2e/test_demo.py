@@ -96,6 +96,15 @@ def test_a_policy_learns_while_cheats_are_found_and_banned() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(540)
+def test_a_policy_learns_in_all_its_weights() -> None:
+    summary = demo("--nodes", "2", "--updates", "14", "--adapter", "none")
+    assert summary["reward_after"] - summary["reward_before"] >= 0.25
+    assert summary["nodes_banned"] == 0
+    assert summary["bytes_saved_by_deltas"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_way_to_cheat_is_found_and_no_honest_node_banned() -> None:
     summary = demo("--nodes", "7", "--cheaters", "5", "--updates", "30")

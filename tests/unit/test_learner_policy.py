@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,17 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from echo_hub.audit.reader import Reader
+from echo_hub.config import RunConfig
 from echo_hub.learner import heads
 from echo_hub.learner.batches import rows_of
 from echo_hub.learner.policy import Policy
 from echo_hub.models import addmix3_path
+from echo_node.engines.base import Job
+from echo_node.engines.torch import TorchEngine
 from echo_p2p.errors import ConfigError, LearnerError
+from echo_p2p.toml import validate
+from echo_p2p.wire import Sampling
 
 RAGGED = [
     ([5, 6, 7], [8, 9, 1]),
@@ -212,3 +219,76 @@ def test_what_cannot_be_loaded_is_said_in_a_sentence(tmp_path: Path):
     for device in ("meta", "no-such", "", "hpu", *(() if torch.cuda.is_available() else ("cuda",))):
         with pytest.raises(ConfigError, match=rf"learner\.device = '{device}' cannot be used"):
             load_policy(make_config(learner={"device": device}))
+
+
+@pytest.mark.parametrize(
+    "targets", ["all-linear", r".*layers\.0\..*(q|down)_proj", ["mlp.up_proj"]]
+)
+def test_a_scaled_adapter_on_any_layers_is_what_engine_and_auditor_merge(
+    targets: Any, tmp_path: Path
+):
+    config = make_config(learner={"rslora": True, "rank": 9, "target_modules": targets})
+    policy = load_policy(config)
+    with torch.no_grad():
+        for weight in policy.weights.values():
+            weight.normal_(std=0.05)
+        policy.save_adapter(tmp_path / "adapter")
+        expected = policy.logprobs(RAGGED)
+        base = AutoModelForCausalLM.from_pretrained(addmix3_path(), dtype=torch.float32)
+        assert not torch.allclose(expected, reference_logprobs(base), atol=0.01)
+        loaded = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+        torch.testing.assert_close(reference_logprobs(loaded), expected, atol=1e-5, rtol=0)
+        with Reader(policy).wearing(tmp_path / "adapter"):
+            torch.testing.assert_close(policy.logprobs(RAGGED), expected, atol=1e-4, rtol=0)
+    engine = TorchEngine(max_sequences=4, device="cpu")
+    engine.load(addmix3_path(), "float32")
+    engine.activate(1, tmp_path / "adapter")
+    sampling = Sampling(temperature=1.0, max_new_tokens=12, stop=(1,))
+    prompt = RAGGED[0][0]
+    (answer,) = engine.generate([Job(prompt, 3, 0, sampling)])
+    found = policy.logprobs([(prompt, answer.tokens)])
+    torch.testing.assert_close(found, torch.tensor(answer.logprobs), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"target_modules": "lm_head"}, "no linear layer of the base model matches 'lm_head'"),
+        ({"target_modules": ["lm_head"]}, "no linear layers named lm_head"),
+        ({"target_modules": "(q_proj"}, "is no regular expression"),
+    ],
+)
+def test_targets_that_no_engine_takes_are_refused(settings: dict[str, Any], complaint: str):
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        load_policy(make_config(learner=settings))
+
+
+@pytest.mark.parametrize(
+    ("learner", "complaint"),
+    [
+        ({"dora": True}, r"learner\.dora: vLLM does not yet support DoRA"),
+        ({"dropout": 0.1}, r"learner\.dropout: an adapter that drops out"),
+        ({"rank": 600}, r"learner\.rank: .*512"),
+        ({"target_modules": []}, r"learner\.target_modules.*: name at least one"),
+    ],
+)
+def test_adapters_that_no_engine_takes_are_refused(learner: dict[str, Any], complaint: str):
+    data = {"run": {"id": "t"}, "learner": learner}
+    with pytest.raises(ConfigError, match=complaint):
+        validate(data, RunConfig, source="run.toml")
+
+
+def test_all_weights_are_trained_in_float32_only():
+    data = {"run": {"id": "t"}, "learner": {"adapter": "none"}, "base": {"dtype": "bfloat16"}}
+    with pytest.raises(ConfigError, match=r'base\.dtype: bfloat16 does not go with .*"none"'):
+        validate(data, RunConfig, source="run.toml")
+
+
+def test_on_a_bfloat16_base_adapter_gradient_and_scores_are_float32():
+    policy = load_policy(make_config(base={"dtype": "bfloat16"}))
+    assert policy.causal.get_input_embeddings().weight.dtype == torch.bfloat16
+    scores = policy.score(RAGGED)
+    assert {part.dtype for part in scores} == {torch.float32}
+    scores.logprobs.sum().backward()
+    assert {w.dtype for w in policy.weights.values()} == {torch.float32}
+    assert {w.grad.dtype for w in policy.weights.values() if w.grad is not None} == {torch.float32}

@@ -39,22 +39,22 @@ class Auditor:
             raise LearnerError("an answer is empty, or has not one log-probability for each token.")
         with self._reader.wearing(Path(audit.adapter)):
             hidden, tokens = self._reader.answers(audit.prompt, answers)
-        if not torch.isfinite(hidden).all():
-            raise LearnerError(f"version {audit.version} does not give finite numbers.")
-        keys = group_keys(audit.seed, [len(answer) for answer in answers], tokens.device)
-        logprobs = torch.tensor(claims, device=tokens.device)
-        found = [
-            token_evidence(
-                self._policy.logits(hidden[piece]),
-                tokens[piece],
-                logprobs[piece],
-                keys=keys[piece],
-                temperature=audit.temperature,
-                top_k=audit.top_k,
-                top_p=audit.top_p,
-            )
-            for piece in self._policy.slices(len(tokens))
-        ]
+            if not torch.isfinite(hidden).all():
+                raise LearnerError(f"version {audit.version} does not give finite numbers.")
+            keys = group_keys(audit.seed, [len(answer) for answer in answers], tokens.device)
+            logprobs = torch.tensor(claims, device=tokens.device)
+            found = [
+                token_evidence(
+                    self._policy.logits(hidden[piece]),
+                    tokens[piece],
+                    logprobs[piece],
+                    keys=keys[piece],
+                    temperature=audit.temperature,
+                    top_k=audit.top_k,
+                    top_p=audit.top_p,
+                )
+                for piece in self._policy.slices(len(tokens))
+            ]
         return TokenEvidence(*(torch.cat(part) for part in zip(*found, strict=True)))
 
 

@@ -147,7 +147,7 @@ def _adapters(folder: RunFolder) -> dict[int, Path]:
 
 def _stand_in(scratch: Path, learning_rate: float) -> Path:
     adapter = scratch / "v0" / "adapter"
-    file = adapter / "adapter_model.safetensors"
+    file = next(adapter.glob("*.safetensors"))
     rng = np.random.default_rng(0)
     tensors = {
         name: tensor + rng.normal(scale=_STAND_IN_STEPS * learning_rate, size=tensor.shape)

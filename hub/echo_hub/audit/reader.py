@@ -1,8 +1,9 @@
 """Reads answers with a policy as cheaply as it can be done, and leaves the policy as it was.
 
 An adapter is merged into the base's weights for the length of a block, by the arithmetic that nodes
-merge with, so that in bfloat16 too both compute with the same weights. The prompt of a group runs
-once, and its keys and values are shared by all answers.
+merge with, so that in bfloat16 too both compute with the same weights; a version that is a whole
+model takes the place of the weights. The prompt of a group runs once, and its keys and values are
+shared by all answers.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.lora import Linear as LoraLinear
 from transformers import DynamicCache
 
+from echo_hub.learner.adapters import WholeModel, lora_layers
 from echo_hub.learner.policy import Policy
 from echo_p2p.errors import LearnerError
 
@@ -33,16 +34,20 @@ class Reader:
         self._device = next(causal.parameters()).device
         self._places = [
             (name, causal.get_submodule(name.rpartition(".")[0]), layer)
-            for name, layer in causal.named_modules()
-            if isinstance(layer, LoraLinear)
+            for name, layer in lora_layers(causal)
         ]
         parameters = inspect.signature(self._decoder.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._last: tuple[Path, list[torch.Tensor]] | None = None
+        self._last_whole: tuple[Path, dict[str, torch.Tensor]] | None = None
 
     @contextmanager
     def wearing(self, adapter: Path) -> Iterator[None]:
-        """Within the block the policy is the base with this adapter merged."""
+        """Within the block the policy is the base with this adapter merged, or this whole model."""
+        if isinstance(self._policy.adapter, WholeModel):
+            with self._policy.wearing(self._read(adapter)):
+                yield
+            return
         merged = self._merge(adapter)
         bases = [layer.get_base_layer() for _, _, layer in self._places]
         own = [base.weight.data for base in bases]
@@ -85,6 +90,13 @@ class Reader:
         )
         hidden: torch.Tensor = found.last_hidden_state
         return hidden
+
+    def _read(self, version: Path) -> dict[str, torch.Tensor]:
+        """A whole model; the last one is kept."""
+        if self._last_whole is None or self._last_whole[0] != version:
+            self._last_whole = None
+            self._last_whole = (version, self._policy.read_adapter(version))
+        return self._last_whole[1]
 
     def _merge(self, adapter: Path) -> list[torch.Tensor]:
         """Merged weights, in the order of the places; those of the last adapter are kept."""

@@ -26,6 +26,7 @@ _WITHOUT_EFFECT = (
     "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout",
     "peft_version", "revision",
 )  # fmt: skip
+ADAPTER_CONFIG = "adapter_config.json"
 _MAX_CONFIG_BYTES = 1 << 20
 _NAME = "default"
 
@@ -38,17 +39,33 @@ class Adapter:
     tensors: Mapping[str, torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Weights:
+    """All weights of a model, by name: what a version is where no adapter is trained."""
+
+    tensors: Mapping[str, torch.Tensor]
+
+
+Version = Adapter | Weights
+
+
 def read_adapter(folder: Path) -> Adapter:
     """Read and check a PEFT adapter folder; EngineError says what is wrong with it."""
-    config = _read_config(folder / "adapter_config.json")
+    config = _read_config(folder / ADAPTER_CONFIG)
+    tensors = read_tensors(folder, "adapter_model.safetensors")
+    return Adapter({key: config[key] for key in _SHAPING}, tensors)
+
+
+def read_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file; EngineError unless all are finite numbers."""
     try:
-        tensors = load_file(folder / "adapter_model.safetensors")
+        tensors: dict[str, torch.Tensor] = load_file(folder / name)
     except (OSError, SafetensorError) as error:
         raise EngineError(f"cannot read the adapter in {folder}: {error}.") from error
     for key, tensor in tensors.items():
         if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
             raise EngineError(f"the adapter in {folder} has a non-finite number in {key}.")
-    return Adapter({key: config[key] for key in _SHAPING}, tensors)
+    return tensors
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -99,22 +116,22 @@ class Merger:
         }
         wrapped.unload()
 
-    def check(self, adapter: Adapter) -> None:
-        """EngineError unless `merge` can take this adapter."""
-        if adapter.shape != self.shape:
+    def check(self, adapter: Version) -> None:
+        """EngineError unless `merge` can take this version."""
+        if not isinstance(adapter, Adapter) or adapter.shape != self.shape:
             raise EngineError("the adapter is of another shape than this run's earlier ones.")
         wanted = {key: weight.shape for key, weight in self._weights().items()}
         found = {key: tensor.shape for key, tensor in adapter.tensors.items()}
         for key in sorted(wanted.keys() | found.keys()):
             if wanted.get(key) != found.get(key):
                 raise EngineError(
-                    f"the adapter's {key} is {_shape(found.get(key))}, "
-                    f"where the base model takes {_shape(wanted.get(key))}."
+                    f"the adapter's {key} is {shown(found.get(key))}, "
+                    f"where the base model takes {shown(wanted.get(key))}."
                 )
 
     @torch.no_grad()
-    def merge(self, adapter: Adapter) -> None:
-        """Set the model's weights to pristine + this adapter's delta."""
+    def merge(self, adapter: Version) -> None:
+        """Set the model's weights to pristine + this adapter's delta; it was checked."""
         for key, weight in self._weights().items():
             weight.copy_(adapter.tensors[key])
         for name, layer in self._layers.items():
@@ -136,5 +153,6 @@ class Merger:
         }
 
 
-def _shape(shape: torch.Size | None) -> str:
+def shown(shape: torch.Size | None) -> str:
+    """A tensor's shape, or that there is none, for people."""
     return "missing" if shape is None else " x ".join(map(str, shape))

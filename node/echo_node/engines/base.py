@@ -51,7 +51,10 @@ class Engine(Protocol):
         ...
 
     def activate(self, version: int, adapter: Path) -> None:
-        """Make a PEFT adapter folder the active policy; on EngineError the last one stays."""
+        """Make a version's folder the active policy: a PEFT adapter, or a whole model's weights.
+
+        On EngineError the last one stays.
+        """
         ...
 
     def generate(self, jobs: Sequence[Job]) -> list[Completion]:

@@ -27,7 +27,7 @@ class Loaded(_Frame, frozen=True):
 
 
 class Activate(_Frame, frozen=True):
-    """Make the adapter in the folder `adapter` the active policy."""
+    """Make the version in the folder `adapter` the active policy."""
 
     version: int
     adapter: str

@@ -1,6 +1,6 @@
-"""The engine that runs anywhere: transformers with PEFT adapters, merged.
+"""The engine that runs anywhere: transformers with PEFT adapters, merged, or with whole models.
 
-The base is loaded from safetensors only, without any code of its own. An adapter becomes active
+The base is loaded from safetensors only, without any code of its own. A version becomes active
 only if a forward pass with it is finite; otherwise the last good one is back before the error is
 raised.
 """
@@ -16,9 +16,10 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForCausalLM
 
-from echo_node.engines.adapter import Adapter, Merger, read_adapter
+from echo_node.engines.adapter import Adapter, Merger, Version
 from echo_node.engines.base import Completion, EngineInfo, Job
 from echo_node.engines.decode import Decoder
+from echo_node.engines.whole import Replacer, read_version
 from echo_p2p.errors import EngineError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -38,8 +39,8 @@ class TorchEngine:
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._model: Any = None
         self._decoder: Decoder | None = None
-        self._merger: Merger | None = None
-        self._active: Adapter | None = None
+        self._merger: Merger | Replacer | None = None  # by what the first version was
+        self._active: Version | None = None
 
     def load(self, base: Path, dtype: Literal["float32", "bfloat16"]) -> EngineInfo:
         """Load a base snapshot; EngineError says what is wrong with it."""
@@ -67,21 +68,20 @@ class TorchEngine:
         )
 
     def activate(self, version: int, adapter: Path) -> None:
-        """Make a PEFT adapter folder the active policy; on EngineError the last one stays."""
+        """Make a version's folder the active policy; on EngineError the last one stays."""
         if self._model is None:
             raise EngineError("no base model is loaded.")
-        candidate = read_adapter(adapter)
-        if self._merger is None:
-            self._merger = Merger(self._model, candidate.shape)
-        self._merger.check(candidate)
-        self._merger.merge(candidate)
+        candidate = read_version(adapter)
+        merger = self._merger or _merger_for(self._model, candidate)
+        merger.check(candidate)
+        merger.merge(candidate)
         if not self._canary():
             if self._active is None:
-                self._merger.restore()
+                merger.restore()
             else:
-                self._merger.merge(self._active)
+                merger.merge(self._active)
             raise EngineError(f"version {version} computes non-finite logits; it is not used.")
-        self._active = candidate
+        self._merger, self._active = merger, candidate
 
     def generate(self, jobs: Sequence[Job]) -> list[Completion]:
         """Sample every job under the active version; results in the order of the jobs."""
@@ -110,6 +110,10 @@ class TorchEngine:
         count = min(_CANARY_TOKENS, self._decoder.vocab_size)
         tokens = torch.arange(count, device=self._device)[None]
         return bool(torch.isfinite(self._model(input_ids=tokens).logits).all())
+
+
+def _merger_for(model: torch.nn.Module, version: Version) -> Merger | Replacer:
+    return Merger(model, version.shape) if isinstance(version, Adapter) else Replacer(model)
 
 
 def check_base(base: Path) -> None:
