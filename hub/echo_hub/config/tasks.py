@@ -12,7 +12,7 @@ from echo_p2p.toml import Strict
 
 class TaskSection(Strict):
     name: str = "addmix3"
-    """`addmix3`, `few-shot-addition`, or `reasoning-gym:<dataset>`."""
+    """`addmix3`, `few-shot-addition`, `reasoning-gym:<dataset>`, or `dataset:<file or name>`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the task."""
     template: Literal["raw", "chat"] = "raw"

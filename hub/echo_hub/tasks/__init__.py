@@ -51,6 +51,7 @@ _TASKS: dict[str, Callable[[Mapping[str, Any], int], AnyTask]] = {
     "countdown": _with_options("countdown", "Countdown"),
 }
 _REASONING_GYM = "reasoning-gym:"
+_DATASET = "dataset:"
 
 
 def make_task(name: str, options: Mapping[str, Any], seed: int) -> AnyTask:
@@ -64,7 +65,11 @@ def make_task(name: str, options: Mapping[str, Any], seed: int) -> AnyTask:
         from echo_hub.tasks.reasoning_gym import ReasoningGym
 
         return ReasoningGym(name.removeprefix(_REASONING_GYM), options, seed)
+    if name.startswith(_DATASET):
+        from echo_hub.tasks.dataset import Dataset
+
+        return Dataset(name.removeprefix(_DATASET), options, seed)
     if name not in _TASKS:
-        known = ", ".join([*_TASKS, f"{_REASONING_GYM}<dataset>"])
+        known = ", ".join([*_TASKS, f"{_REASONING_GYM}<dataset>", f"{_DATASET}<file or name>"])
         raise ConfigError(f"there is no task {name!r}.", fix=f"There are: {known}.")
     return _TASKS[name](options, seed)
