@@ -174,6 +174,10 @@ class TaskError(EchoError):
     exit_code = 15
 
 
+class SandboxError(TaskError):
+    """A policy's code cannot be run safely on this machine, and so not at all."""
+
+
 class NoAnswerError(EchoError):
     """A policy's text has no clear answer in it. The message says why, to whoever wrote it."""
 

@@ -20,7 +20,7 @@ from echo_hub.tasks import make_task
 from echo_hub.tasks.base import Prompt, Split, Task
 from echo_hub.tasks.mixture import Mixture
 from echo_hub.tokens import Tokenizer
-from echo_p2p.errors import ConfigError
+from echo_p2p.errors import ConfigError, TaskError
 from echo_p2p.pipes import ParentPipe
 
 _REMEMBERED_PROMPTS = 4096
@@ -175,7 +175,7 @@ def _set_up(pipe: ParentPipe) -> Scorer | None:
         return None
     try:
         scorer = Scorer(setup)
-    except ConfigError as error:
+    except (ConfigError, TaskError) as error:
         pipe.send(Failed(message=str(error)))
         return None
     # now that what is imported and loaded takes its memory, and has been fetched

@@ -191,6 +191,10 @@ def test_verifiers_and_extraction() -> None:
     assert not VERIFIERS["exact"].compare("yes", "Yes")
     assert VERIFIERS["regex"].compare(r"\d+ (cats|dogs)", " 12 dogs ")
     assert not VERIFIERS["regex"].compare(r"\d+ (cats|dogs)", "12 dogs and more")
+    symbolic = VERIFIERS["symbolic"]
+    assert symbolic.compare(r"\frac{1}{2}", r"so it is \boxed{0.5}.")
+    assert symbolic.compare("0.5", r"\frac{2}{4}")
+    assert not symbolic.compare("0.5", r"\boxed{9^{9^{9}}}")
     assert extracted(r"<a>(.*?)</a>", "<a>1</a> no: <a>2\n3</a>") == "2\n3"
     assert extracted(r"\d+", "1 2") == "2"
     assert extracted(r"<a>(.*?)</a>", "nothing") is None

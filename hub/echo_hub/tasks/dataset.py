@@ -17,6 +17,7 @@ from pydantic import Field
 
 from echo_hub.tasks.base import Prompt, Split
 from echo_hub.tasks.rows import Source, read_rows, text_of
+from echo_hub.tasks.sandbox import check_sandbox
 from echo_hub.tasks.splits import held_out, rng_of
 from echo_hub.tasks.verifiers import VERIFIERS, Verifier, check_extract, extracted
 from echo_p2p.errors import ConfigError
@@ -32,9 +33,11 @@ class DatasetOptions(Strict):
     """The column with the right answer."""
     answer_after: str = ""
     """Of that column, only what comes after the last of this mark counts; GSM8K has "####"."""
-    verifier: Literal["exact", "number", "regex"] = "exact"
-    """exact: the same text, but for space around it. number: the last number is equal. regex: the
-    column holds a regular expression, which must match all of the answer."""
+    verifier: Literal["exact", "number", "symbolic", "regex", "python"] = "exact"
+    """exact: the same text, but for space around it. number: the last number is equal. symbolic:
+    mathematically equal, in LaTeX (math-verify), in the last \\boxed{} if there is one. regex: the
+    column holds a regular expression, which must match all of the answer. python: the column holds
+    tests, which are run after the code in the answer (its last ``` block), in the sandbox."""
     extract: Annotated[str, Field(max_length=1000)] = ""
     """A regular expression: its last match in what the policy wrote, or the first group of it, is
     the answer; without a match the answer is wrong. Empty: all of it is the answer."""
@@ -73,6 +76,8 @@ class Dataset:
         self._options = validate(dict(options), DatasetOptions, source="task.options")
         check_extract(self._options.extract)
         self._verifier = VERIFIERS[self._options.verifier]
+        if self._options.verifier == "python":
+            check_sandbox()
         splits = _read_splits(name, self._options, self._verifier)
         for split, items in splits.items():
             rng_of(seed, "rows", split).shuffle(items)
