@@ -295,6 +295,7 @@ def _summary(hub: Hub, tallies: list[NodeTally], wall_s: float) -> dict[str, Any
     banned = {peer_id_of(key) for key in snapshot.banned}
     cheaters = {tally.peer_id for tally in tallies if tally.cheats}
     spread = summary_of(hub.dissemination.spreads.all())
+    shares = hub.loop.shares
     return {
         "reward_before": round(evaluations[0], 4),
         "reward_after": round(evaluations[hub.loop.version], 4),
@@ -309,6 +310,7 @@ def _summary(hub: Hub, tallies: list[NodeTally], wall_s: float) -> dict[str, Any
         "bytes_saved_by_deltas": sum(tally.bytes_saved for tally in tallies),
         "peer_share": spread["peer_share"],
         "last_node_s": spread["last_s_median"],
-        "learner_idle_fraction": round(hub.loop.idle_fraction, 4),
+        "learner_idle_fraction": round(shares.waiting, 4),
+        "learner_audit_fraction": round(shares.auditing, 4),
         "wall_s": round(wall_s, 1),
     }

@@ -53,6 +53,7 @@ from echo_p2p.wire import (
 )
 
 EVALUATION_PATIENCE_S = 120.0
+AUDITS_AT_ONCE = 16
 _UNASKED_PATIENCE_S = 30.0  # if no lease of it is out
 _TICK_S = 1.0
 
@@ -152,8 +153,8 @@ class Front:
     async def run(self) -> None:
         """Check groups and expire leases, until cancelled."""
         async with open_nursery() as nursery:
-            # one more than scorers, so that audits overlap with scoring
-            for _ in range(self._config.scoring.processes + 1):
+            # more than scorers, so that audits overlap with scoring and share passes
+            for _ in range(self._config.scoring.processes + AUDITS_AT_ONCE):
                 nursery.start_soon(self._check_groups)
             while True:
                 await trio.sleep(_TICK_S)

@@ -170,7 +170,12 @@ def _head(hub: Hub, now: float) -> RenderableType:
     table.add_row("reward", latest, sparkline(rewards, 40))
     held_out = "  ".join(f"v{v} {reward:.3f}" for v, reward in sorted(loop.evaluations.items()))
     table.add_row("held out", held_out.split("  ")[0] or "-", "  ".join(held_out.split("  ")[1:]))
-    table.add_row("learner", f"idle {loop.idle_fraction:.0%}", loop.state(now))
+    shares = loop.shares
+    table.add_row(
+        "learner",
+        f"waits {shares.waiting:.0%}",
+        f"trains {shares.training:.0%}, audits {shares.auditing:.0%}; {loop.state(now)}",
+    )
     return table
 
 

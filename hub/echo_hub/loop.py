@@ -22,7 +22,7 @@ from echo_hub.checks import Code
 from echo_hub.config import RunConfig
 from echo_hub.curriculum import by_task
 from echo_hub.front import Front
-from echo_hub.learner.client import Learner
+from echo_hub.learner.client import Learner, Spent
 from echo_hub.learner.messages import Trained
 from echo_hub.ledger import Ledger, Recovered
 from echo_hub.paths import RunFolder
@@ -44,6 +44,8 @@ class UpdateFacts:
     """One update as displays and programs see it. Times in seconds, lags in versions.
 
     `tasks`: by name, the metrics of the groups scored since the update before (`TaskMeters`).
+    `period_s` is the time since the update before (of the first, since the loop began), and `spent`
+    what the learner process did in it.
     """
 
     version: int
@@ -53,9 +55,36 @@ class UpdateFacts:
     waited_s: float
     train_s: float
     tasks: dict[str, dict[str, float]]
+    period_s: float
+    spent: Spent
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        facts: dict[str, Any] = asdict(self)
+        spent: dict[str, float] = facts.pop("spent")
+        return facts | spent
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What became of the learner's time: shares that add up to 1.
+
+    Auditing is no waiting, but no training either; publishing is the hub's work, so that a learner
+    which stands still meanwhile waits.
+    """
+
+    training: float = 0.0
+    auditing: float = 0.0
+    waiting: float = 0.0
+
+    @classmethod
+    def of(cls, updates: Sequence[UpdateFacts]) -> Shares:
+        """Over some updates; all zero if there are none."""
+        total = sum(update.period_s for update in updates)
+        if not total:
+            return cls()
+        training = sum(update.spent.training_s for update in updates) / total
+        auditing = sum(update.spent.auditing_s for update in updates) / total
+        return cls(training, auditing, max(0.0, 1.0 - training - auditing))
 
 
 class LearnerLoop:
@@ -74,13 +103,12 @@ class LearnerLoop:
     ) -> None:
         self.version = version
         self.evaluations: dict[int, float] = {}
-        self.busy_s = 0.0
-        self.waiting_s = 0.0
         self.history: list[UpdateFacts] = []
         self.doing = "starting"
         self._since = time.monotonic()
         self._changed = trio.Event()
         self._refusals = 0
+        self._counted, self._spent = self._since, learner.spent
         self._config = config
         self._folder = folder
         self._front = front
@@ -89,10 +117,9 @@ class LearnerLoop:
         self._publisher = publisher
 
     @property
-    def idle_fraction(self) -> float:
-        """Share of the time since the first batch was there that the learner waited for others."""
-        total = self.busy_s + self.waiting_s
-        return self.waiting_s / total if total else 0.0
+    def shares(self) -> Shares:
+        """Of the time from the second update on: the first waits for nodes to join."""
+        return Shares.of(self.history[1:])
 
     def state(self, now: float) -> str:
         """What the learner does now, and for how long."""
@@ -152,8 +179,6 @@ class LearnerLoop:
             self._do("stopping")
             return False
         ready = time.monotonic()
-        if self.history:  # the first wait is for nodes to join, not for rollouts
-            self.waiting_s += ready - started
         self._do("training")
         try:
             trained = await self._learner.train(
@@ -175,8 +200,11 @@ class LearnerLoop:
         if due:
             await self._publisher.publish(self.version, self._folder.adapter(self.version))
         self._front.advance(self.version, published=due)
-        self.busy_s += time.monotonic() - ready
-        self.history.append(_facts(trained, ready - started, time.monotonic() - ready, tasks))
+        now = time.monotonic()
+        spent, period_s = self._learner.spent - self._spent, now - self._counted
+        self._spent, self._counted = self._learner.spent, now
+        waited_s, train_s = ready - started, now - ready
+        self.history.append(_facts(trained, waited_s, train_s, period_s, spent, tasks))
         self._wake()
         await self._prune()
         return True
@@ -221,7 +249,12 @@ class LearnerLoop:
 
 
 def _facts(
-    trained: Trained, waited_s: float, train_s: float, tasks: dict[str, float]
+    trained: Trained,
+    waited_s: float,
+    train_s: float,
+    period_s: float,
+    spent: Spent,
+    tasks: dict[str, float],
 ) -> UpdateFacts:
     metrics = trained.metrics
     return UpdateFacts(
@@ -231,6 +264,8 @@ def _facts(
         lag_max=int(metrics["lag_max"]),
         waited_s=waited_s,
         train_s=train_s,
+        period_s=period_s,
+        spent=spent,
         tasks=by_task(tasks),
     )
 

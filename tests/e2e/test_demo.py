@@ -32,6 +32,7 @@ FIELDS = {
     "peer_share",
     "last_node_s",
     "learner_idle_fraction",
+    "learner_audit_fraction",
     "wall_s",
 }
 

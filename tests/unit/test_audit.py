@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -37,18 +38,19 @@ class World:
     adapters: dict[int, Path]
     honest: dict[int, list[Sampled]]
 
-    def audit(self, group: Sampled, version: int, temperature: float = 1.0) -> Audited:
+    def claim(self, group: Sampled, version: int, temperature: float = 1.0) -> Audit:
         claims = zip(group.answers, group.logprobs, strict=True)
-        return Auditor(self.policy).derive(
-            Audit(
-                version=version,
-                adapter=str(self.adapters[version]),
-                prompt=group.prompt,
-                seed=group.seed,
-                temperature=temperature,
-                rollouts=[AuditRollout(tokens, logprobs) for tokens, logprobs in claims],
-            ),
+        return Audit(
+            version=version,
+            adapter=str(self.adapters[version]),
+            prompt=group.prompt,
+            seed=group.seed,
+            temperature=temperature,
+            rollouts=[AuditRollout(tokens, logprobs) for tokens, logprobs in claims],
         )
+
+    def audit(self, group: Sampled, version: int, temperature: float = 1.0) -> Audited:
+        return Auditor(self.policy).derive(self.claim(group, version, temperature))
 
     def codes(self, groups: list[Sampled], version: int) -> set[Code | None]:
         return {verdict(self.audit(group, version)) for group in groups}
@@ -172,11 +174,35 @@ def test_reading_with_a_shared_prompt_is_reading(world: World):
     answers = [group.answers[0], group.answers[1][:1], group.answers[2][:7]]
     reader = Reader(world.policy)
     with torch.no_grad(), reader.wearing(world.adapters[0]):
-        hidden, tokens = reader.answers(group.prompt, answers)
+        hidden, tokens = reader.answers([(group.prompt, answers)])
     with torch.no_grad(), world.policy.wearing(world.policy.read_adapter(world.adapters[0])):
         plain, expected = world.policy.answers([(group.prompt, answer) for answer in answers])
     assert torch.equal(tokens, expected)
     torch.testing.assert_close(hidden, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_groups_audited_together_show_what_each_shows_alone(world: World):
+    claims = [
+        (world.claim(group, version), version)
+        for version in (3, 0, 3)
+        for group in world.honest[version]
+    ]
+    audits = [claim for claim, _ in claims]
+    shorter = dataclasses.replace(world.honest[3][0], prompt=world.honest[3][0].prompt[1:])
+    audits.append(world.claim(shorter, 3))  # another length of prompt, and false
+    lost = msgspec.structs.replace(audits[1], adapter="nowhere")
+    empty = msgspec.structs.replace(audits[2], rollouts=[AuditRollout([], [])])
+    audits[4:4] = [lost, empty]
+    auditor = Auditor(world.policy)
+    together = auditor.derive_all(audits)
+    assert [i for i, found in enumerate(together) if isinstance(found, LearnerError)] == [4, 5]
+    for audit, found in zip(audits, together, strict=True):
+        if isinstance(found, Audited):
+            alone = auditor.derive(audit)
+            assert (found.tokens, found.mismatches) == (alone.tokens, alone.mismatches)
+            assert found.max_margin == pytest.approx(alone.max_margin, abs=1e-4)
+            assert found.bits == pytest.approx(alone.bits, rel=1e-4)
+    assert together[-1].mismatches > 0
 
 
 def test_the_auditor_merges_as_nodes_do(world: World):

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import trio
+import trio.testing
 from learner_support import load_policy, make_config, scored, seeded_groups
 
 from echo_hub.config import RunConfig
@@ -23,6 +24,7 @@ from echo_hub.learner.messages import Audit, AuditRollout, TrainGroup
 from echo_hub.learner.trainer import Trainer
 from echo_hub.models import addmix3_path
 from echo_p2p.errors import ConfigError, LearnerError, ProcessError
+from echo_p2p.nursery import open_nursery
 
 CONFIG = make_config(learner={"threads": 1})
 
@@ -62,6 +64,34 @@ def audit_of(group: TrainGroup, adapter: Path) -> Audit:
     )
 
 
+async def many_audits_and_an_update(
+    learner: Learner, groups: list[TrainGroup], folder: Path
+) -> None:
+    """An update does not wait for the audits before it; one that fails fails alone."""
+    finished: list[str] = []
+
+    async def audit(number: int) -> None:
+        adapter = folder / ("nowhere" if number == 30 else "v0/adapter")
+        try:
+            await learner.audit(audit_of(groups[0], adapter), deadline_s=60)
+        except LearnerError as error:
+            finished.append(error.message)
+        else:
+            finished.append("audit")
+
+    before = learner.spent
+    async with open_nursery() as nursery:
+        for number in range(60):
+            nursery.start_soon(audit, number)
+        await trio.testing.wait_all_tasks_blocked()
+        await learner.train(1, groups, out=folder / "v2", deadline_s=60)
+        finished.append("update")
+    assert finished[-1] == "audit"
+    assert (finished.count("audit"), finished.count("update"), len(finished)) == (59, 1, 61)
+    spent = learner.spent - before
+    assert spent.training_s > 0 and spent.auditing_s > 0
+
+
 def test_a_learner_from_its_first_update_to_its_death(groups: list[TrainGroup], tmp_path: Path):
     async def main() -> None:
         async with learner_in(tmp_path) as learner:
@@ -77,13 +107,14 @@ def test_a_learner_from_its_first_update_to_its_death(groups: list[TrainGroup], 
             assert audited.tokens == sum(len(r.tokens) for r in groups[0].rollouts)
             with pytest.raises(LearnerError, match="cannot read"):
                 await learner.audit(audit_of(groups[0], tmp_path / "nowhere"), deadline_s=60)
+            await many_audits_and_an_update(learner, groups, tmp_path)
             os.kill(learner.pid, signal.SIGKILL)
             for _ in range(2):
                 with pytest.raises(ProcessError):
-                    await learner.train(1, groups, out=tmp_path / "v2", deadline_s=60)
+                    await learner.train(2, groups, out=tmp_path / "v3", deadline_s=60)
 
     trio.run(main)
-    assert {path.name for path in tmp_path.iterdir()} == {"v0", "v1"}
+    assert {path.name for path in tmp_path.iterdir()} == {"v0", "v1", "v2"}
 
 
 def test_a_learner_resumed_and_then_given_up_on(groups: list[TrainGroup], tmp_path: Path):

@@ -1,7 +1,12 @@
-"""The audit of one group: a single forward pass over its prompt and answers, and no generation."""
+"""The audit of groups: a single forward pass over prompts and answers, and no generation.
+
+Groups of one version whose prompts are equally long share the pass; what is found of a group does
+not depend on which others are audited with it, apart from rounding.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,18 +35,53 @@ class Auditor:
         """
         return summary(self.derive_tokens(audit))
 
-    @torch.no_grad()
+    def derive_all(self, audits: Sequence[Audit]) -> list[Audited | LearnerError]:
+        """What each group shows, or the error that `derive` would raise for it."""
+        found: dict[int, Audited | LearnerError] = {}
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for i, audit in enumerate(audits):
+            drawn = (audit.temperature, audit.top_k, audit.top_p)
+            alike.setdefault((audit.adapter, len(audit.prompt), *drawn), []).append(i)
+        for indices in alike.values():
+            some = [audits[i] for i in indices]
+            try:
+                answers: list[Audited | LearnerError] = [summary(e) for e in self._evidence(some)]
+            except LearnerError:  # of one of them: the others are none the worse for it
+                answers = [self._derive_or_error(audit) for audit in some]
+            found.update(zip(indices, answers, strict=True))
+        return [found[i] for i in range(len(audits))]
+
     def derive_tokens(self, audit: Audit) -> TokenEvidence:
         """The evidence of every token of a group, its answers laid end to end."""
-        answers = [rollout.tokens for rollout in audit.rollouts]
-        claims = [value for rollout in audit.rollouts for value in rollout.logprobs]
-        if not all(answers) or len(claims) != sum(map(len, answers)):
+        return self._evidence([audit])[0]
+
+    def _derive_or_error(self, audit: Audit) -> Audited | LearnerError:
+        try:
+            return self.derive(audit)
+        except LearnerError as error:
+            return error
+
+    @torch.no_grad()
+    def _evidence(self, audits: Sequence[Audit]) -> list[TokenEvidence]:
+        """Of each group, which have adapter, sampling and length of prompt in common."""
+        answers = [[rollout.tokens for rollout in audit.rollouts] for audit in audits]
+        rollouts = [rollout for audit in audits for rollout in audit.rollouts]
+        if not all(0 < len(rollout.tokens) == len(rollout.logprobs) for rollout in rollouts):
             raise LearnerError("an answer is empty, or has not one log-probability for each token.")
-        with self._reader.wearing(Path(audit.adapter)):
-            hidden, tokens = self._reader.answers(audit.prompt, answers)
+        claims = [value for rollout in rollouts for value in rollout.logprobs]
+        counts = [sum(map(len, group)) for group in answers]
+        one = audits[0]
+        with self._reader.wearing(Path(one.adapter)):
+            prompts = [audit.prompt for audit in audits]
+            hidden, tokens = self._reader.answers(list(zip(prompts, answers, strict=True)))
             if not torch.isfinite(hidden).all():
-                raise LearnerError(f"version {audit.version} does not give finite numbers.")
-            keys = group_keys(audit.seed, [len(answer) for answer in answers], tokens.device)
+                raise LearnerError(f"version {one.version} does not give finite numbers.")
+            keys = torch.cat(
+                [
+                    group_keys(audit.seed, [len(answer) for answer in group], tokens.device)
+                    for audit, group in zip(audits, answers, strict=True)
+                ]
+            )
             logprobs = torch.tensor(claims, device=tokens.device)
             found = [
                 token_evidence(
@@ -49,13 +89,14 @@ class Auditor:
                     tokens[piece],
                     logprobs[piece],
                     keys=keys[piece],
-                    temperature=audit.temperature,
-                    top_k=audit.top_k,
-                    top_p=audit.top_p,
+                    temperature=one.temperature,
+                    top_k=one.top_k,
+                    top_p=one.top_p,
                 )
                 for piece in self._policy.slices(len(tokens))
             ]
-        return TokenEvidence(*(torch.cat(part) for part in zip(*found, strict=True)))
+        whole = [torch.split(torch.cat(part), counts) for part in zip(*found, strict=True)]
+        return [TokenEvidence(*parts) for parts in zip(*whole, strict=True)]
 
 
 def summary(evidence: TokenEvidence) -> Audited:

@@ -3,7 +3,7 @@
 An adapter is merged into the base's weights for the length of a block, by the arithmetic that nodes
 merge with, so that in bfloat16 too both compute with the same weights; a version that is a whole
 model takes the place of the weights. The prompt of a group runs once, and its keys and values are
-shared by all answers.
+shared by all answers; groups whose prompts are equally long share a pass.
 """
 
 from __future__ import annotations
@@ -62,24 +62,31 @@ class Reader:
                 setattr(parent, name.rpartition(".")[2], layer)
 
     def answers(
-        self, prompt: Sequence[int], answers: Sequence[Sequence[int]]
+        self, groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states [N, H] that predict the N answer tokens, laid end to end, and those [N]."""
-        if not prompt or not all(answers):
+        """Hidden states [N, H] that predict the N answer tokens, laid end to end, and those [N].
+
+        Args:
+            groups: prompts, all of one length, each with its answers.
+        """
+        if not all(prompt and all(answers) for prompt, answers in groups):
             raise LearnerError("a prompt or an answer is empty.")
-        width = max(map(len, answers))
-        padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in answers])
-        lengths = torch.tensor([len(row) for row in answers])
-        first = torch.tensor([list(prompt)])
+        first = torch.tensor([list(prompt) for prompt, _ in groups])
+        rows = [row for _, answers in groups for row in answers]
+        width = max(map(len, rows))
+        padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+        lengths = torch.tensor([len(row) for row in rows])
         vocabulary = self._policy.vocab_size
         if min(int(first.min()), int(padded.min())) < 0 or vocabulary <= max(
             int(first.max()), int(padded.max())
         ):
             raise LearnerError("a sequence has a token id that is not in the vocabulary.")
         cache = DynamicCache(config=self._decoder.config)
-        hidden = self._run(first, cache)[:, -1:].expand(len(answers), -1, -1)
+        counts = torch.tensor([len(answers) for _, answers in groups])
+        prompt_of = torch.arange(len(groups)).repeat_interleave(counts).to(self._device)
+        hidden = self._run(first, cache)[prompt_of, -1:]
         if width > 1:
-            cache.batch_repeat_interleave(len(answers))
+            cache.batch_select_indices(prompt_of)
             hidden = torch.cat([hidden, self._run(padded[:, :-1], cache)], 1)
         inside = torch.arange(width)[None] < lengths[:, None]
         return hidden[inside.to(hidden.device)], padded[inside].to(hidden.device)

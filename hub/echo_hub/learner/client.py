@@ -1,15 +1,19 @@
 """The hub's side of its learner process.
 
-Promises: one command at a time, so audits run between updates and never during one. A command that
-the learner could not carry out raises `LearnerError`, or `ConfigError` if run.toml is to blame, and
-has changed nothing. A learner that died, hung past a deadline, or was given up on in mid-command is
+Promises: one command at a time, so audits run between updates and never during one; an update waits
+for no more than one audit, and groups that wait for theirs share the next. A command that the
+learner could not carry out raises `LearnerError`, or `ConfigError` if run.toml is to blame, and has
+changed nothing. A learner that died, hung past a deadline, or was given up on in mid-command is
 not spoken to again: `ProcessError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +23,8 @@ from echo_hub.learner.messages import (
     Answer,
     Audit,
     Audited,
+    AuditedAll,
+    Audits,
     Command,
     Failed,
     Start,
@@ -27,11 +33,37 @@ from echo_hub.learner.messages import (
     Trained,
     TrainGroup,
 )
-from echo_p2p.errors import ConfigError, LearnerError, ProcessError, UpdateRefusedError
+from echo_p2p.errors import ConfigError, EchoError, LearnerError, ProcessError, UpdateRefusedError
 from echo_p2p.pipes import Child, child_process
 
-A = TypeVar("A", Started, Trained, Audited)
+AUDIT_TOKENS = 4096
+"""Answer tokens in one audit command of several groups: enough to fill a pass of a small model, few
+enough not to delay an update."""
+
+A = TypeVar("A", Started, Trained, AuditedAll)
 _ANSWER: Any = Answer  # a union, which `type[T]` has no room for
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds the learner process has spent on finished commands."""
+
+    training_s: float = 0.0
+    auditing_s: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.training_s + other.training_s, self.auditing_s + other.auditing_s)
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(self.training_s - other.training_s, self.auditing_s - other.auditing_s)
+
+
+class _Waiting:
+    """An audit that somebody waits for."""
+
+    def __init__(self, command: Audit) -> None:
+        self.command = command
+        self.answer: Audited | Failed | None = None
 
 
 class Learner:
@@ -40,6 +72,9 @@ class Learner:
     def __init__(self, child: Child) -> None:
         self._child = child
         self._lock = trio.Lock()
+        self._auditing = trio.Lock()  # one audit at most stands before an update
+        self._audits: deque[_Waiting] = deque()
+        self.spent = Spent()
         self._broken = ""  # why it is not spoken to any more
         self.version = 0
         self.trainable = 0
@@ -60,7 +95,28 @@ class Learner:
 
     async def audit(self, command: Audit, *, deadline_s: float) -> Audited:
         """Derive one group again. The deadline counts from when its turn has come."""
-        return await self._ask(command, Audited, deadline_s)
+        waiting = _Waiting(command)
+        self._audits.append(waiting)
+        try:
+            async with self._auditing:
+                if waiting.answer is None:
+                    await self._audit_all(deadline_s)
+        finally:
+            with suppress(ValueError):
+                self._audits.remove(waiting)
+        if not isinstance(waiting.answer, Audited):
+            assert waiting.answer is not None
+            raise _error(waiting.answer)
+        return waiting.answer
+
+    async def _audit_all(self, deadline_s: float) -> None:
+        """Audit those that wait, the longest waiting first, who is first of all our caller."""
+        batch = list(takewhile(_within(AUDIT_TOKENS), self._audits))
+        found = await self._ask(Audits([one.command for one in batch]), AuditedAll, deadline_s)
+        for one, answer in zip(batch, found.answers, strict=True):
+            one.answer = answer
+            with suppress(ValueError):  # not there if its caller has left
+                self._audits.remove(one)
 
     async def start(self, command: Start, *, deadline_s: float) -> None:
         """Load base and adapter; once, before anything else."""
@@ -73,22 +129,46 @@ class Learner:
                 raise ProcessError(self._broken)
             # until its answer is in, the pipe may hold half of one
             self._broken = "the learner was given up on in mid-command."
+            started = trio.current_time()
             try:
                 answer = await self._child.call(command, _ANSWER, deadline_s=deadline_s)
             except ProcessError as error:
                 self._broken = str(error)
                 raise
             self._broken = ""
-        if isinstance(answer, Failed) and answer.why:
-            raise UpdateRefusedError(answer.message, why=answer.why, back_to=answer.back_to)
+            self._note(command, trio.current_time() - started)
         if isinstance(answer, Failed):
-            kind_of_error = ConfigError if answer.settings else LearnerError
-            raise kind_of_error(answer.message, fix=answer.fix)
+            raise _error(answer)
         if not isinstance(answer, kind):
             raise ProcessError(
                 f"the learner answered {type(command).__name__} with {type(answer).__name__}."
             )
         return answer
+
+    def _note(self, command: Command, seconds: float) -> None:
+        if isinstance(command, Train):
+            self.spent += Spent(training_s=seconds)
+        elif isinstance(command, Audits):
+            self.spent += Spent(auditing_s=seconds)
+
+
+def _within(tokens: int) -> Callable[[_Waiting], bool]:
+    """True of the first audit asked about, and of the next as long as all have `tokens` at most."""
+    total = 0
+
+    def fits(one: _Waiting) -> bool:
+        nonlocal total
+        first, total = not total, total + sum(len(r.tokens) for r in one.command.rollouts)
+        return first or total <= tokens
+
+    return fits
+
+
+def _error(answer: Failed) -> EchoError:
+    if answer.why:
+        return UpdateRefusedError(answer.message, why=answer.why, back_to=answer.back_to)
+    kind = ConfigError if answer.settings else LearnerError
+    return kind(answer.message, fix=answer.fix)
 
 
 @asynccontextmanager

@@ -63,8 +63,8 @@ class AuditRollout(msgspec.Struct, frozen=True):
     logprobs: list[float]
 
 
-class Audit(_Frame, frozen=True):
-    """Derive one group again under the policy `version` whose adapter lies at `adapter`."""
+class Audit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One group to be derived again under the policy `version` whose adapter lies at `adapter`."""
 
     version: int
     adapter: str
@@ -74,6 +74,12 @@ class Audit(_Frame, frozen=True):
     rollouts: list[AuditRollout]
     top_k: int = 0
     top_p: float = 1.0
+
+
+class Audits(_Frame, frozen=True):
+    """Derive these groups again; the answer is an `AuditedAll`."""
+
+    groups: list[Audit]
 
 
 class Audited(_Frame, frozen=True):
@@ -110,5 +116,11 @@ class Failed(_Frame, frozen=True):
     back_to: int | None = None
 
 
-Command = Start | Train | Audit
-Answer = Started | Trained | Audited | Failed
+class AuditedAll(_Frame, frozen=True):
+    """One answer for each group: what it shows, or why it could not be derived."""
+
+    answers: list[Audited | Failed]
+
+
+Command = Start | Train | Audits
+Answer = Started | Trained | AuditedAll | Failed

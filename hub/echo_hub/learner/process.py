@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echo_hub.config import RunConfig
-from echo_hub.learner.messages import Answer, Audit, Command, Failed, Start, Started, Trained
+from echo_hub.learner.messages import (
+    Answer,
+    AuditedAll,
+    Audits,
+    Command,
+    Failed,
+    Start,
+    Started,
+    Trained,
+)
 from echo_p2p.errors import ConfigError, EchoError, LearnerError, UpdateRefusedError
 from echo_p2p.pipes import ParentPipe
 
@@ -36,8 +45,7 @@ class Server:
         except UpdateRefusedError as error:
             return Failed(message=error.message, why=error.why, back_to=error.back_to)
         except EchoError as error:
-            settings = isinstance(error, ConfigError)
-            return Failed(message=error.message, fix=error.fix, settings=settings)
+            return _failed(error)
 
     def _carry_out(self, command: Command) -> Answer:
         if isinstance(command, Start):
@@ -51,7 +59,7 @@ class Server:
         trainer = self._trainer
         if trainer is None:
             raise LearnerError("the learner was not started.")
-        if isinstance(command, Audit):
+        if isinstance(command, Audits):
             return self._audit(trainer, command)
         if command.version != trainer.version:
             raise LearnerError(
@@ -61,12 +69,22 @@ class Server:
         metrics = trainer.train(command.groups, Path(command.out))
         return Trained(version=trainer.version, metrics=metrics)
 
-    def _audit(self, trainer: Trainer, command: Audit) -> Answer:
+    def _audit(self, trainer: Trainer, command: Audits) -> Answer:
         from echo_hub.audit.derive import Auditor
 
         if self._auditor is None:
             self._auditor = Auditor(trainer.policy)
-        return self._auditor.derive(command)
+        return AuditedAll(
+            [
+                _failed(found) if isinstance(found, LearnerError) else found
+                for found in self._auditor.derive_all(command.groups)
+            ]
+        )
+
+
+def _failed(error: EchoError) -> Failed:
+    settings = isinstance(error, ConfigError)
+    return Failed(message=error.message, fix=error.fix, settings=settings)
 
 
 def _start(command: Start) -> Trainer:
