@@ -167,6 +167,28 @@ def calibrate(
 
 
 @app.command()
+def export(
+    folder: Folder,
+    out: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.")],
+    version: Annotated[
+        int | None, typer.Option(min=0, help="The version.", show_default="the newest")
+    ] = None,
+    merge: Annotated[bool, typer.Option(help="A whole model with its tokenizer.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Write a version as a PEFT adapter or a merged model, with a card. Also while serving."""
+    from echo_hub.export import export_run
+
+    made = export_run(folder, out, version=version, merge=merge)
+    if json_output:
+        typer.echo(json.dumps(made.as_dict()))
+    else:
+        typer.echo(
+            f"version {made.version} of {made.run}: {made.kind}, {made.bytes} bytes, {made.out}"
+        )
+
+
+@app.command()
 def plan(
     config: Annotated[Path, typer.Argument(help="The run.toml of the run.")],
     fleet: Annotated[Path, typer.Option(help="Fleet file: cards, prices, links (TOML).")],

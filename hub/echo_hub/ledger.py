@@ -29,6 +29,7 @@ from echo_hub import ledger_rows as rows
 from echo_hub import ledger_swarm as swarm_rows
 from echo_hub.checks import ClosedLease, Code
 from echo_hub.leases import OpenLease
+from echo_hub.ledger_history import History, history_of
 from echo_hub.ledger_reads import (
     NodeRow,
     PublishedVersion,
@@ -320,6 +321,12 @@ def read_nodes(path: Path) -> list[NodeRow]:
     """The nodes of a run."""
     with _beside(path) as connection:
         return node_rows(connection)
+
+
+def read_history(path: Path) -> History:
+    """A run's updates, evaluations and nodes over all its time."""
+    with _beside(path) as connection:
+        return history_of(connection)
 
 
 def is_served(path: Path) -> bool:
