@@ -66,7 +66,12 @@ class Group:
             version=self.version,
             prompt=self.prompt,
             rollouts=[
-                TrainRollout(tokens=rollout.tokens, logprobs=rollout.logprobs, reward=reward)
+                TrainRollout(
+                    tokens=rollout.tokens,
+                    logprobs=rollout.logprobs,
+                    reward=reward,
+                    observed=rollout.observed,
+                )
                 for rollout, reward in zip(self.rollouts, rewards, strict=True)
             ],
         )

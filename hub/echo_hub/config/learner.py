@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from echo_hub.config.adapter import AdapterFields
 from echo_hub.config.fields import Fraction, Positive
+from echo_p2p.toml import wrong
+
+_AboveZero = Annotated[float, Field(gt=0)]
 
 
 class LearnerSection(AdapterFields):
@@ -22,7 +26,45 @@ class LearnerSection(AdapterFields):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW decoupled weight decay."""
     clip: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0)]] = (0.2, 0.2)
-    """Ratio clip below and above 1."""
+    """Ratio clip below and above 1. (`cispo` uses the upper one; `gspo` wants both near 3e-4.)"""
+    ratio_ceiling: Annotated[float, Field(ge=0)] = 4.0
+    """Greatest ratio that pushes a token down, of any loss that clips; 0 is no ceiling."""
+    advantage: Literal["dr_grpo", "grpo", "rloo", "gae", "vtrace"] = "dr_grpo"
+    """How much better than expected: within the group (the first three), or by a value function."""
+    loss: Literal["dr_grpo", "grpo", "dapo", "gspo", "cispo", "ppo", "dpo"] = "dr_grpo"
+    """What is minimised; docs/learner.md has the equations."""
+    correction: Literal["none", "tis", "mis", "decoupled"] = "none"
+    """Importance weights of what an older version sampled: none (the ratio is to the node's
+    log-probabilities), truncated, masked, or those of decoupled PPO."""
+    correction_level: Literal["token", "sequence"] = "token"
+    """Does each token have a weight of its own, or each answer one for all its tokens?"""
+    weight_bounds: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0)]] = (0.0, 2.0)
+    """Importance weights are held within these (`mis`: count nothing outside them)."""
+    proximal: Literal["exact", "loglinear"] = "exact"
+    """Of `decoupled`: proximal log-probabilities from the weights an update starts from, or
+    interpolated between the node's and the learner's."""
+    steps_per_update: Positive = 1
+    """Optimiser steps in one update, each on its share of the groups."""
+    kl: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL divergence from the base model, a token; 0 computes none."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How that divergence is estimated."""
+    entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the policy's entropy, mean over tokens, which is taken off the loss."""
+    overlong_tokens: Annotated[int, Field(ge=0)] = 0
+    """Length, in tokens before the limit, over which an answer's reward falls by 1; 0 is none."""
+    dpo_beta: Annotated[float, Field(gt=0)] = 0.1
+    """Of `dpo`: how closely the policy is held to the base model."""
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of a value function: what a reward one token later is worth."""
+    gae_lambda: Fraction = 0.95
+    """Of `gae`: 1 looks to the end of the answer, 0 one token ahead."""
+    vtrace_ceilings: tuple[_AboveZero, _AboveZero] = (1.0, 1.0)
+    """Of `vtrace`: the greatest ratio rho of a token's own error, and c of those after it."""
+    value_learning_rate: Annotated[float, Field(gt=0, lt=1)] = 1e-2
+    """AdamW step size of the value head."""
+    value_clip: Annotated[float, Field(ge=0)] = 0.0
+    """How far a value may move in an update before it gets no gradient; 0 is any distance."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradient norm is clipped to this."""
     microbatch_tokens: Positive = 8192
@@ -33,3 +75,42 @@ class LearnerSection(AdapterFields):
     """CPU threads of the learner; 0 leaves torch's default."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 4
     """Checkpoints kept on disk beside the published versions."""
+
+    @property
+    def needs_values(self) -> bool:
+        """Is there a value head?"""
+        return self.advantage in ("gae", "vtrace")
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> LearnerSection:
+        for field, message in _contradictions(self):
+            raise wrong(field, message)
+        return self
+
+
+def _contradictions(one: LearnerSection) -> Iterator[tuple[str, str]]:
+    """The settings of the objective that do not go together: which, and what to do about it."""
+    if one.loss == "ppo" and not one.needs_values:
+        yield "advantage", f'"{one.advantage}" has no value function for loss "ppo"; set "gae"'
+    if one.needs_values and one.loss != "ppo":
+        yield "loss", f'advantage "{one.advantage}" is for loss "ppo"; set that, or "dr_grpo"'
+    if one.adapter == "none" and (one.loss == "dpo" or one.kl > 0):
+        yield "adapter", 'without one no base is kept to compare with; set "lora", or another loss'
+    if one.loss == "dpo":
+        for field, nothing in (("correction", "none"), ("kl", 0.0), ("entropy_bonus", 0.0)):
+            if getattr(one, field) != nothing:
+                yield field, 'loss "dpo" has no use for it (see dpo_beta); leave it out'
+    if one.correction == "none":
+        if one.correction_level != "token":
+            yield "correction_level", 'correction "none" has no weights; choose "tis" or "mis"'
+    elif one.advantage == "vtrace" and one.correction != "tis":
+        yield "correction", 'advantage "vtrace" truncates its weights; set "tis" or "none"'
+    if one.proximal != "exact" and one.correction != "decoupled":
+        yield "proximal", 'only correction "decoupled" interpolates; set that, or "exact"'
+    if one.weight_bounds[0] >= one.weight_bounds[1]:
+        yield "weight_bounds", "the lower bound is not below the upper one; exchange them"
+    least = 1.0 + one.clip[1]
+    if 0 < one.ratio_ceiling <= least:
+        yield "ratio_ceiling", f"it is not above 1 + clip = {least:g}; raise it, or set 0"
+    if one.steps_per_update > one.groups_per_update:
+        yield "steps_per_update", "a step needs a group; set at most learner.groups_per_update"

@@ -118,6 +118,16 @@ class RunConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _overlong_within_limit(self) -> RunConfig:
+        if self.learner.overlong_tokens >= self.sampling.max_new_tokens:
+            raise wrong(
+                "learner.overlong_tokens",
+                f"{self.learner.overlong_tokens} is not below sampling.max_new_tokens, "
+                f"{self.sampling.max_new_tokens}: the shortest answer would be punished",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_form_of_tasks(self) -> RunConfig:
         if self.tasks and "task" in self.model_fields_set:
             raise wrong("task", "a run has either [task] or [[tasks]]; this file has both")

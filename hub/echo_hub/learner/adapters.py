@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,12 +44,19 @@ class LoraAdapter:
         # PEFT notes the snapshot's path; but this is published, and a path is nobody's business
         config.base_model_name_or_path = Path(model.config.name_or_path).name
         self._config = config
+        self._wrapped = wrapped
         self.causal: Any = wrapped.get_base_model()
         self.weights: dict[str, torch.nn.Parameter] = {
             name.replace(f".{_NAME}.", "."): parameter
             for name, parameter in wrapped.named_parameters()
             if parameter.requires_grad
         }
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Within the block the model is the base."""
+        with self._wrapped.disable_adapter():
+            yield
 
     def save(self, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
         """Write these weights as PEFT does."""

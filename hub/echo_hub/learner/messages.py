@@ -28,9 +28,16 @@ class Started(_Frame, frozen=True):
 
 
 class TrainRollout(msgspec.Struct, frozen=True):
+    """A scored answer: all tokens after the prompt, in order.
+
+    `observed` are half-open spans [start, end) of `tokens` that the environment wrote, in order,
+    none overlapping. Their log-probabilities mean nothing, and nothing of them is trained on.
+    """
+
     tokens: list[int]
     logprobs: list[float]
     reward: float
+    observed: list[tuple[int, int]] = []
 
 
 class TrainGroup(msgspec.Struct, frozen=True):
@@ -59,8 +66,11 @@ class Trained(_Frame, frozen=True):
 
 
 class AuditRollout(msgspec.Struct, frozen=True):
+    """An answer as it was handed in; `observed` as in `TrainRollout`."""
+
     tokens: list[int]
     logprobs: list[float]
+    observed: list[tuple[int, int]] = []
 
 
 class Audit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,81 +1,191 @@
-"""What an update optimises, and what is measured of it: pure functions on tensors.
+"""What an update optimises: `[learner]`'s advantage, loss, correction and penalties put together.
 
-Shapes: per-token tensors are flat, [N]: the answer tokens of all rollouts end to end, with neither
-prompts nor padding among them, so no function here needs a mask. `behaviour` is the log-probability
-that the node which sampled a token gave it; `logprobs` is the learner's.
-
-- GRPO, group-relative advantages: Shao et al. 2024, arXiv 2402.03300; without the division by the
-  standard deviation it is Dr. GRPO: Liu et al. 2025, arXiv 2503.20783, which also has the global
-  normalisation used here.
-- PPO's clipped ratio: Schulman et al. 2017, arXiv 1707.06347; clipped further above than below:
-  DAPO, Yu et al. 2025, arXiv 2503.14476.
-- The ceiling where the advantage is negative (dual clip): Ye et al. 2020, arXiv 1912.09729;
-  INTELLECT-2's two-sided clip, arXiv 2505.07291.
+Shapes are those of `losses`: flat [N] tokens that were sampled, and `lengths` [R]. docs/learner.md
+has the whole as one equation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
-RATIO_CEILING = 4.0
-"""Greatest ratio that pushes a token down. Above it a token that the learner likes, and a node
-claimed to have drawn with next to no probability, would outweigh a whole batch."""
+from echo_hub.config import LearnerSection
+from echo_hub.learner import corrections, losses
+from echo_hub.learner.advantages import gae, vtrace
+from echo_hub.learner.penalties import kl
+from echo_hub.learner.samples import Part
 
-_MAX_LOG_RATIO = 20.0  # keeps exp() finite, so that a clipped token's zero gradient is not NaN
+_SUMS: dict[str, losses.Sum] = {
+    "dr_grpo": "dr_grpo",
+    "grpo": "answers",
+    "gspo": "answers",
+    "dapo": "tokens",
+    "cispo": "tokens",
+    "ppo": "tokens",
+}
 
 
-def group_advantages(rewards: torch.Tensor, *, scale: bool = False) -> torch.Tensor:
-    """Rewards [groups, G] to advantages [groups, G]: reward minus the group's mean.
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a micro-batch [N], and how many each rollout has [R].
 
-    Where all rewards of a group are the same its advantages are exactly zero. `scale` also divides
-    by the group's standard deviation.
+    `logprobs`, `entropy` and `values` carry gradients. What the objective does not need is None;
+    `proximal` may be None where the policy has not moved since the update began.
     """
-    same = rewards.amax(-1, keepdim=True) == rewards.amin(-1, keepdim=True)
-    advantages = (rewards - rewards.mean(-1, keepdim=True)).masked_fill(same, 0.0)
-    if scale:
-        advantages = advantages / (rewards.std(-1, keepdim=True) + 1e-4)
-    return advantages
+
+    logprobs: torch.Tensor
+    behaviour: torch.Tensor
+    advantages: torch.Tensor
+    lags: torch.Tensor
+    lengths: torch.Tensor
+    entropy: torch.Tensor
+    reference: torch.Tensor | None = None
+    proximal: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    targets: torch.Tensor | None = None
+    before: torch.Tensor | None = None
 
 
-def clipped_loss(
-    logprobs: torch.Tensor,
-    behaviour: torch.Tensor,
-    advantages: torch.Tensor,
-    *,
-    clip: tuple[float, float],
-    normaliser: float,
-) -> torch.Tensor:
-    """Token-level clipped surrogate, summed over [N] tokens and divided by `normaliser`: a scalar.
+@dataclass(frozen=True)
+class Outcome:
+    """A micro-batch's share of a step.
 
-    With r = exp(logprobs - behaviour), the loss of a token of advantage A is
-    -min(r A, clamp(r, 1 - clip[0], 1 + clip[1]) A), and no more than RATIO_CEILING |A|.
-    The normaliser is one number for the whole update (rollouts times the length limit): a token
-    weighs the same in a short answer as in a long one, however the update is cut into batches.
+    `loss` and `value_loss` are scalars with a gradient. `ratios` [N] are those that the loss clips.
+    `sums` are sums over the tokens, of what is reported as a mean.
     """
-    ratio = (logprobs - behaviour).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
-    clipped = ratio.clamp(1.0 - clip[0], 1.0 + clip[1])
-    gain = torch.minimum(ratio * advantages, clipped * advantages)
-    gain = torch.where(advantages < 0, torch.maximum(gain, RATIO_CEILING * advantages), gain)
-    return -gain.sum() / normaliser
+
+    loss: torch.Tensor
+    value_loss: torch.Tensor | None
+    ratios: torch.Tensor
+    sums: dict[str, float]
 
 
-def ratio_metrics(log_ratios: torch.Tensor, clip: tuple[float, float]) -> dict[str, float]:
-    """How far learner and nodes are apart, from the log ratios [N] of an update's tokens.
+class Objective:
+    """One run's objective. `limit` is the most tokens an answer may have."""
 
-    `clip_fraction`: share of ratios r outside the clip range. `kl`: KL(node || learner) in nats a
-    token, by the estimate r - 1 - log r, which is never negative (Schulman 2020, "Approximating KL
-    divergence"). `ratio_mean`, `ratio_max`. `ess`: effective sample size as a share of the tokens,
-    (sum r)^2 / (N sum r^2) (Kong 1992); 1 when all weigh the same.
-    """
-    if not log_ratios.numel():
-        return {"clip_fraction": 0.0, "kl": 0.0, "ratio_mean": 1.0, "ratio_max": 1.0, "ess": 1.0}
-    log_ratios = log_ratios.double().clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    ratio = log_ratios.exp()
-    outside = (ratio < 1.0 - clip[0]) | (ratio > 1.0 + clip[1])
-    return {
-        "clip_fraction": float(outside.double().mean()),
-        "kl": float((ratio - 1.0 - log_ratios).mean()),
-        "ratio_mean": float(ratio.mean()),
-        "ratio_max": float(ratio.max()),
-        "ess": float(ratio.sum().square() / (ratio.numel() * ratio.square().sum())),
-    }
+    def __init__(self, rules: LearnerSection, *, limit: int) -> None:
+        self._rules = rules
+        self._limit = limit
+
+    @property
+    def needs_reference(self) -> bool:
+        """Log-probabilities of the base model?"""
+        return self._rules.kl > 0 or self._rules.loss == "dpo"
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Log-probabilities from before the update, because its steps move the policy?"""
+        rules = self._rules
+        weighs = rules.correction != "none" and rules.proximal == "exact"
+        return weighs and rules.steps_per_update > 1
+
+    @property
+    def needs_values(self) -> bool:
+        """A value function?"""
+        return self._rules.needs_values
+
+    def __call__(self, tokens: Tokens, part: Part) -> Outcome:
+        """Loss of a micro-batch of `part`. Micro-batches' losses add up to the step's."""
+        if self._rules.loss == "dpo":
+            return self._preference(tokens, len(part.units))
+        how = _SUMS[self._rules.loss]
+        each, ratios = self._policy_loss(tokens)
+        sums = {"entropy": float(tokens.entropy.detach().sum())}
+        if tokens.reference is not None:
+            apart = kl(tokens.logprobs, tokens.reference, self._rules.kl_estimator)
+            each = each + self._rules.kl * apart
+            sums["kl_reference"] = float(apart.detach().sum())
+        loss = losses.added_up(
+            how,
+            each,
+            tokens.lengths,
+            rollouts=part.rollouts,
+            tokens=part.tokens,
+            limit=self._limit,
+        )
+        if self._rules.entropy_bonus:
+            loss = loss - self._rules.entropy_bonus * tokens.entropy.sum() / part.tokens
+        value_loss = self._value_loss(tokens, part)
+        if value_loss is not None:
+            sums["value_error"] = float(value_loss.detach()) * part.tokens
+        return Outcome(loss, value_loss, ratios.detach(), sums)
+
+    def estimate(
+        self,
+        rewards: Sequence[float],
+        values: Sequence[torch.Tensor],
+        ratios: Sequence[torch.Tensor],
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Advantages and value targets of whole rollouts, each [n], from their values [n].
+
+        A rollout's reward falls on its last token. `ratios` are log ratios of the learner's
+        probabilities to the node's.
+        """
+        rules = self._rules
+        rows = torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True)
+        lengths = torch.tensor([len(one) for one in values])
+        mask = torch.arange(rows.shape[1])[None] < lengths[:, None]
+        given = torch.zeros_like(rows)
+        given[torch.arange(len(values)), lengths - 1] = torch.tensor(rewards)
+        if rules.advantage == "vtrace":
+            apart = torch.nn.utils.rnn.pad_sequence(list(ratios), batch_first=True)
+            targets, found = vtrace(
+                given, rows, apart, mask, discount=rules.discount, ceilings=rules.vtrace_ceilings
+            )
+        else:
+            found = gae(given, rows, mask, discount=rules.discount, decay=rules.gae_lambda)
+            targets = found + rows
+        return (
+            [row[here] for row, here in zip(found, mask, strict=True)],
+            [row[here] for row, here in zip(targets, mask, strict=True)],
+        )
+
+    def _policy_loss(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of each token [N], with its importance weight, and the ratios it was given."""
+        rules = self._rules
+        anchor, weights = self._correction(tokens)
+        logprobs, advantages = tokens.logprobs, tokens.advantages
+        if rules.loss == "cispo":
+            ratios = losses.ratio_of(logprobs, anchor)
+            each = losses.cispo(logprobs, anchor, advantages, ceiling=1.0 + rules.clip[1])
+        else:
+            if rules.loss == "gspo":
+                ratios = losses.sequence_ratio(logprobs, anchor, tokens.lengths)
+            else:
+                ratios = losses.ratio_of(logprobs, anchor)
+            each = losses.clipped(ratios, advantages, clip=rules.clip, ceiling=rules.ratio_ceiling)
+        return each if weights is None else each * weights, ratios
+
+    def _correction(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the ratio is taken to [N], and the importance weights [N], if there are any."""
+        rules, behaviour = self._rules, tokens.behaviour
+        if rules.correction == "none":
+            return behaviour, None
+        if rules.proximal == "loglinear":
+            anchor = corrections.loglinear_proximal(tokens.logprobs, behaviour, tokens.lags)
+        else:
+            moved = tokens.proximal
+            anchor = tokens.logprobs.detach() if moved is None else moved
+        weights = corrections.importance(
+            anchor, behaviour, tokens.lengths, sequence=rules.correction_level == "sequence"
+        )
+        bound = corrections.masked if rules.correction == "mis" else corrections.truncated
+        return anchor, bound(weights, rules.weight_bounds)
+
+    def _value_loss(self, tokens: Tokens, part: Part) -> torch.Tensor | None:
+        if tokens.values is None or tokens.targets is None or tokens.before is None:
+            return None
+        errors = losses.value_errors(
+            tokens.values, tokens.targets, tokens.before, clip=self._rules.value_clip
+        )
+        return errors.sum() / part.tokens
+
+    def _preference(self, tokens: Tokens, pairs: int) -> Outcome:
+        assert tokens.reference is not None
+        each = losses.dpo(
+            tokens.logprobs, tokens.reference, tokens.lengths, beta=self._rules.dpo_beta
+        )
+        sums = {"entropy": float(tokens.entropy.detach().sum())}
+        return Outcome(each.sum() / pairs, None, torch.ones(0), sums)

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -32,6 +32,15 @@ PromptAndAnswer = tuple[Sequence[int], Sequence[int]]
 """In token ids."""
 
 
+class Reading(NamedTuple):
+    """Of N answer tokens, end to end: log-probabilities [N], entropies [N] of the distributions
+    they were drawn from, and the hidden states [N, H] that predict them."""
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    hidden: torch.Tensor
+
+
 class Policy:
     """One base model and what is trained of it.
 
@@ -44,7 +53,8 @@ class Policy:
         self.causal: Any = adapter.causal.to(device).eval()
         self.weights = adapter.weights
         self.vocab_size: int = self.causal.config.vocab_size
-        self._device = torch.device(device)
+        self.device = self._device = torch.device(device)
+        self.width: int = self.causal.config.get_text_config().hidden_size
         self._decoder: torch.nn.Module = self.causal.get_decoder()
         self._check_head()
         self.packs = self._keeps_sequences_apart()
@@ -113,13 +123,31 @@ class Policy:
 
     def score(self, sequences: Sequence[PromptAndAnswer]) -> TokenScores:
         """Log-probabilities and entropies of all answer tokens, end to end; differentiable."""
-        hidden, targets = self.answers(sequences)
-        rows = head_rows(self.vocab_size, self._device)
-        return token_scores(self.logits, hidden, targets, rows=rows)
+        reading = self.read(sequences)
+        return TokenScores(reading.logprobs, reading.entropy)
 
     def logprobs(self, sequences: Sequence[PromptAndAnswer]) -> torch.Tensor:
         """Log-probabilities [N] of all answer tokens, end to end; differentiable."""
-        return self.score(sequences).logprobs
+        return self.read(sequences).logprobs
+
+    def read(
+        self, sequences: Sequence[PromptAndAnswer], places: Sequence[int] | None = None
+    ) -> Reading:
+        """All answer tokens, or those at the `places` counted over all answers; differentiable."""
+        hidden, targets = self.answers(sequences)
+        if places is not None:
+            hidden, targets = hidden[places], targets[places]
+        rows = head_rows(self.vocab_size, self._device)
+        return Reading(*token_scores(self.logits, hidden, targets, rows=rows), hidden)
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within the block the policy is the base model: its adapter is switched off."""
+        assert isinstance(
+            self.adapter, LoraAdapter
+        )  # settings that need it without one are refused
+        with self.adapter.off():
+            yield
 
     def save_adapter(self, folder: Path) -> None:
         """Write what is trained as a new folder: a PEFT adapter's, or a model's."""

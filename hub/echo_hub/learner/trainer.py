@@ -1,42 +1,45 @@
 """One update after another, each of which counts wholly or not at all.
 
-Promises: an update is one optimiser step on all its groups, however many micro-batches they take.
-Loss, gradient norm and new weights are checked to be finite, and the checkpoint is on disk, before
-the version rises; if any of that fails the state is bit for bit as before (see `checkpoint`).
+Promises: an update is `steps_per_update` optimiser steps, one as a rule, however many micro-batches
+its groups take; it computes what the objective needs (log-probabilities, entropies, the
+reference's and the proximal policy's, values) and nothing more. Loss, gradient norm and new weights
+are checked to be finite, and the checkpoint is on disk, before the version rises; if any of that
+fails the state is bit for bit as before (see `checkpoint`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 
 from echo_hub.config import RunConfig
+from echo_hub.learner.advantages import whitened
 from echo_hub.learner.batches import micro_batches, padded_tokens
 from echo_hub.learner.checkpoint import TrainState
 from echo_hub.learner.guard import Measures, Memory, Refusal, Reward, Why, judge
+from echo_hub.learner.measures import cosine
 from echo_hub.learner.messages import TrainGroup
-from echo_hub.learner.objective import clipped_loss, group_advantages, ratio_metrics
-from echo_hub.learner.policy import Policy
-from echo_p2p.errors import LearnerError, UpdateRefusedError
+from echo_hub.learner.objective import Objective, Tokens
+from echo_hub.learner.policy import Policy, Reading
+from echo_hub.learner.samples import Batch, Part, Sample, make_batch
+from echo_hub.learner.seen import Seen
+from echo_hub.learner.values import ValueHead
+from echo_p2p.errors import UpdateRefusedError
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """One rollout as the loss sees it."""
+@dataclass
+class Known:
+    """Of one sample, per token [n], from before the first step: see `Tokens`."""
 
-    prompt: list[int]
-    answer: list[int]
-    behaviour: list[float]
-    advantage: float
-    lag: int
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt) + len(self.answer)
+    proximal: torch.Tensor
+    values: torch.Tensor
+    advantages: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    targets: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 class Trainer:
@@ -54,6 +57,15 @@ class Trainer:
             fused=True,
         )
         self.state = TrainState(policy, self._optimizer, device=learner.device)
+        self._objective = Objective(learner, limit=config.sampling.max_new_tokens)
+        self._value_head: ValueHead | None = None
+        if self._objective.needs_values:
+            self._value_head = ValueHead(
+                policy.width, policy.device, learning_rate=learner.value_learning_rate
+            )
+            self.state.extra |= self._value_head.state
+        self._previous = {n: torch.zeros_like(w.data) for n, w in policy.weights.items()}
+        self.state.extra |= {f"gradient.{n}": tensor for n, tensor in self._previous.items()}
 
     @property
     def version(self) -> int:
@@ -63,11 +75,8 @@ class Trainer:
     def train(self, groups: Sequence[TrainGroup], out: Path) -> dict[str, float]:
         """One update on `groups`; its checkpoint goes to `out`. Returns its metrics.
 
-        Of all rollouts: `reward_mean`, `reward_std`, `lag_mean`, `lag_max`, `tokens`,
-        `zero_advantage_groups`. Of those with an advantage: `trained_rollouts`, `padding` (share of
-        the computed tokens that were padding), `lag0_tokens`, and, if there are any, by how much
-        the nodes' log-probabilities differ from ours there: `mismatch_mean`, `mismatch_max`. Of the
-        step: `loss`, `grad_norm` (before it was clipped), `seconds`. See also `ratio_metrics`.
+        Of all rollouts: `reward_mean`, `reward_std`, `tokens`, `zero_advantage_groups`, and what
+        `lag_metrics` says. Of the rest see `Seen`; `seconds` is the time it took.
         """
         before = self.state.copy()
         try:
@@ -89,101 +98,152 @@ class Trainer:
 
     def _update(self, groups: Sequence[TrainGroup]) -> dict[str, float]:
         started = time.perf_counter()
-        samples, metrics = self._samples(groups)
-        rollouts = sum(len(group.rollouts) for group in groups)
-        normaliser = float(rollouts * self._config.sampling.max_new_tokens)
-        for weight in self.policy.weights.values():
-            weight.grad = torch.zeros_like(weight)
-        loss, padded, log_ratios, lags = 0.0, 0, [torch.empty(0)], [torch.empty(0)]
-        budget, packed = self._config.learner.microbatch_tokens, self.policy.packs
-        lengths = [sample.length for sample in samples]
-        for batch in micro_batches(lengths, budget, packed=packed):
-            chosen = [samples[i] for i in batch]
-            part, ratios = self._backward(chosen, normaliser)
-            loss += part
-            padded += padded_tokens([lengths[i] for i in batch], packed=packed)
-            log_ratios.append(ratios)
-            lags.append(_per_token([float(sample.lag) for sample in chosen], chosen))
-        norm = self._gradient_norm()
-        all_ratios, fresh = torch.cat(log_ratios), torch.cat(lags) == 0
-        clip = self._config.learner.clip
-        apart = ratio_metrics(all_ratios, clip)
-        self._guarded_step(
-            Measures(
-                loss=loss,
-                grad_norm=norm,
-                policy_kl=apart["kl"],
-                mismatch_kl=ratio_metrics(all_ratios[fresh], clip)["kl"] if fresh.any() else None,
-                reward=Reward.of([[r.reward for r in group.rollouts] for group in groups]),
-            )
+        batch = make_batch(
+            groups,
+            self._config.learner,
+            version=self.version,
+            staleness=self._config.staleness,
+            limit=self._config.sampling.max_new_tokens,
         )
-        metrics |= {"loss": loss, "grad_norm": norm, "trained_rollouts": float(len(samples))}
-        metrics["padding"] = 1.0 - sum(s.length for s in samples) / padded if padded else 0.0
-        metrics |= apart
-        metrics |= _mismatch(all_ratios[fresh])
+        seen = Seen()
+        known = self._look_ahead(batch)
+        reward = Reward.of([[r.reward for r in group.rollouts] for group in groups])
+        for part in batch.parts:
+            self._step(part, known, seen, reward)
+        self._remember(seen.measures(reward))
+        metrics = batch.metrics | seen.metrics(self._config.learner.clip)
         metrics["seconds"] = time.perf_counter() - started
         return metrics
 
-    def _samples(self, groups: Sequence[TrainGroup]) -> tuple[list[_Sample], dict[str, float]]:
-        """The rollouts that have a gradient, and what there is to say of all of them.
+    def _micro_batches(self, units: list[list[Sample]]) -> Iterator[list[list[Sample]]]:
+        lengths = [sum(sample.length for sample in unit) for unit in units]
+        budget = self._config.learner.microbatch_tokens
+        for batch in micro_batches(lengths, budget, packed=self.policy.packs):
+            yield [units[i] for i in batch]
 
-        A rollout of advantage zero is left out: it would add exactly nothing to the gradient.
-        """
-        lags = [self.version - group.version for group in groups]
-        if not groups or len({len(group.rollouts) for group in groups}) != 1:
-            raise LearnerError("an update needs groups, all with the same number of rollouts.")
-        if min(lags) < 0 or max(lags) > self._config.staleness:
-            raise LearnerError(
-                f"version {self.version} was given groups of lag {min(lags)} to {max(lags)}, "
-                f"where 0 to {self._config.staleness} may be trained on."
-            )
-        answers = [rollout for group in groups for rollout in group.rollouts]
-        if not all(0 < len(rollout.tokens) == len(rollout.logprobs) for rollout in answers):
-            raise LearnerError("a rollout is empty, or has not one log-probability for each token.")
-        rewards = torch.tensor([[r.reward for r in group.rollouts] for group in groups])
-        if not torch.isfinite(rewards).all():
-            raise LearnerError("a reward is not finite.")
-        advantages = group_advantages(rewards)
-        samples = [
-            _Sample(group.prompt, rollout.tokens, rollout.logprobs, advantage, lag)
-            for group, lag, row in zip(groups, lags, advantages.tolist(), strict=True)
-            for rollout, advantage in zip(group.rollouts, row, strict=True)
-            if advantage != 0.0
+    @torch.no_grad()
+    def _look_ahead(self, batch: Batch) -> dict[int, Known]:
+        """What the objective needs to know of samples (by `id`) before the first step is made."""
+        objective = self._objective
+        if not (objective.needs_proximal or objective.needs_values):
+            return {}
+        samples = [unit for part in batch.parts for unit in part.units]
+        known: dict[int, Known] = {}
+        for units in self._micro_batches(samples):
+            chosen = [sample for unit in units for sample in unit]
+            reading = self._read(chosen)
+            cut = [len(sample.sampled) for sample in chosen]
+            proximal = torch.split(reading.logprobs.cpu(), cut)
+            values = [torch.empty(0)] * len(chosen)
+            if self._value_head is not None:
+                values = list(torch.split(self._value_head(reading.hidden).cpu(), cut))
+            for sample, own, value in zip(chosen, proximal, values, strict=True):
+                known[id(sample)] = Known(own, value)
+        if objective.needs_values:
+            self._estimate(batch.samples, known)
+        return known
+
+    def _estimate(self, samples: list[Sample], known: dict[int, Known]) -> None:
+        """Advantages by the value function, whitened over the update, and the values' targets."""
+        held = [known[id(sample)] for sample in samples]
+        advantages, targets = self._objective.estimate(
+            [sample.reward for sample in samples],
+            [one.values for one in held],
+            [
+                one.proximal - torch.tensor(sample.behaviour)
+                for sample, one in zip(samples, held, strict=True)
+            ],
+        )
+        even = torch.split(whitened(torch.cat(advantages)), [len(row) for row in advantages])
+        for sample, row, target in zip(samples, even, targets, strict=True):
+            known[id(sample)].advantages, known[id(sample)].targets = row, target
+
+    def _read(self, samples: list[Sample]) -> Reading:
+        """The policy's reading of the sampled tokens of these rollouts, end to end."""
+        starts = accumulate((len(sample.answer) for sample in samples), initial=0)
+        places = [
+            start + position
+            for start, sample in zip(starts, samples, strict=False)
+            for position in sample.sampled
         ]
-        return samples, {
-            "reward_mean": float(rewards.mean()),
-            "reward_std": float(rewards.std(correction=0)),
-            "lag_mean": sum(lags) / len(lags),
-            "lag_max": float(max(lags)),
-            "zero_advantage_groups": float((advantages == 0).all(-1).sum()),
-            "tokens": float(sum(len(rollout.tokens) for rollout in answers)),
-        }
+        whole = len(places) == sum(len(sample.answer) for sample in samples)
+        asked = [(sample.prompt, sample.answer) for sample in samples]
+        return self.policy.read(asked, None if whole else places)
 
-    def _backward(self, samples: list[_Sample], normaliser: float) -> tuple[float, torch.Tensor]:
-        """Add one micro-batch's gradient; its loss, and its tokens' log ratios [N] on the CPU."""
-        logprobs = self.policy.logprobs([(s.prompt, s.answer) for s in samples])
-        claimed = torch.tensor([value for sample in samples for value in sample.behaviour])
-        behaviour = claimed.to(logprobs.device)
-        advantages = _per_token([s.advantage for s in samples], samples).to(logprobs.device)
-        clip = self._config.learner.clip
-        loss = clipped_loss(logprobs, behaviour, advantages, clip=clip, normaliser=normaliser)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()), (logprobs.detach() - behaviour).cpu()
+    def _backward(
+        self, units: list[list[Sample]], part: Part, known: dict[int, Known], seen: Seen
+    ) -> float:
+        """Add one micro-batch's gradient; its loss."""
+        samples = [sample for unit in units for sample in unit]
+        tokens = self._tokens(samples, known)
+        outcome = self._objective(tokens, part)
+        total = outcome.loss if outcome.value_loss is None else outcome.loss + outcome.value_loss
+        total.backward()  # type: ignore[no-untyped-call]
+        lengths = [sample.length for sample in samples]
+        seen.add(lengths, padded_tokens(lengths, packed=self.policy.packs), tokens, outcome)
+        return float(outcome.loss.detach())
 
-    def _gradient_norm(self) -> float:
-        """Clip the gradient; its norm before that."""
+    def _tokens(self, samples: list[Sample], known: dict[int, Known]) -> Tokens:
+        reference = None
+        if self._objective.needs_reference:
+            with torch.no_grad(), self.policy.reference():
+                reference = self._read(samples).logprobs
+        reading = self._read(samples)
+        device = reading.logprobs.device
+        held = [known[id(sample)] for sample in samples] if known else []
+        lengths = torch.tensor([len(sample.sampled) for sample in samples])
+
+        def each(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values).repeat_interleave(lengths).to(device)
+
+        def joined(rows: list[torch.Tensor]) -> torch.Tensor:
+            return torch.cat(rows).to(device)
+
+        advantages = each([sample.advantage for sample in samples])
+        values = targets = before = proximal = None
+        if self._value_head is not None:
+            advantages = joined([one.advantages for one in held])
+            values = self._value_head(reading.hidden)
+            targets = joined([one.targets for one in held])
+            before = joined([one.values for one in held])
+        if self._objective.needs_proximal:
+            proximal = joined([one.proximal for one in held])
+        return Tokens(
+            logprobs=reading.logprobs,
+            behaviour=torch.tensor([v for s in samples for v in s.behaviour]).to(device),
+            advantages=advantages,
+            lags=each([float(sample.lag) for sample in samples]),
+            lengths=lengths.to(device),
+            entropy=reading.entropy,
+            reference=reference,
+            proximal=proximal,
+            values=values,
+            targets=targets,
+            before=before,
+        )
+
+    def _step(self, part: Part, known: dict[int, Known], seen: Seen, reward: Reward) -> None:
+        """One optimiser step, if the guard finds nothing wrong and the new weights are finite."""
         weights = list(self.policy.weights.values())
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
+        loss = 0.0
+        for units in self._micro_batches(part.units):
+            loss += self._backward(units, part, known, seen)
+        gradient = [grad for weight in weights if (grad := weight.grad) is not None]
+        aligned = cosine(gradient, list(self._previous.values()))
+        for previous, grad in zip(self._previous.values(), gradient, strict=True):
+            previous.copy_(grad)
         norm = torch.nn.utils.clip_grad_norm_(weights, self._config.learner.max_grad_norm)
-        return float(norm)
-
-    def _guarded_step(self, measures: Measures) -> None:
-        """The optimiser step, if the guard finds nothing wrong and the new weights are finite."""
-        bounds = self._config.guard
+        seen.step(loss, float(norm), aligned)
         memory = Memory.from_json(self.state.facts.get("guard", {}))
-        refusal = judge(memory, measures, bounds)
+        refusal = judge(memory, seen.measures(reward), self._config.guard)
         if refusal is None:
             self._optimizer.step()
-            if not all(bool(torch.isfinite(w).all()) for w in self.policy.weights.values()):
+            if self._value_head is not None:
+                self._value_head.step(self._config.learner.max_grad_norm)
+                weights.append(self._value_head.weight)
+            if not all(bool(torch.isfinite(weight).all()) for weight in weights):
                 refusal = Refusal(Why.NOT_FINITE, "it made weights that are not finite.")
         if refusal is not None:
             raise UpdateRefusedError(
@@ -191,23 +251,9 @@ class Trainer:
                 why=refusal.why,
                 back_to=refusal.back_to,
             )
-        memory = memory.after(self.version + 1, measures, bounds)
+
+    def _remember(self, measures: Measures) -> None:
+        """An update was made: the guard judges the next ones by it."""
+        memory = Memory.from_json(self.state.facts.get("guard", {}))
+        memory = memory.after(self.version + 1, measures, self._config.guard)
         self.state.facts = {**self.state.facts, "guard": memory.to_json()}
-
-
-def _per_token(values: list[float], samples: list[_Sample]) -> torch.Tensor:
-    """One value a sample, repeated for each token of its answer: [N]."""
-    lengths = torch.tensor([len(sample.answer) for sample in samples])
-    return torch.tensor(values).repeat_interleave(lengths)
-
-
-def _mismatch(log_ratios: torch.Tensor) -> dict[str, float]:
-    """How far the node's log-probabilities are from the learner's for the very same policy."""
-    if not log_ratios.numel():
-        return {"lag0_tokens": 0.0}
-    apart = log_ratios.abs()
-    return {
-        "lag0_tokens": float(apart.numel()),
-        "mismatch_mean": float(apart.mean()),
-        "mismatch_max": float(apart.max()),
-    }
