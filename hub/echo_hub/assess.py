@@ -97,7 +97,8 @@ class Assessed:
 class Assessor:
     """Scores and audits groups. `audited` and `not_audited` count the groups chosen for audit.
 
-    `probability` says how likely a node's next group is to be chosen. One that was chosen is never
+    `probability` says how likely a node's next group is to be chosen; of held-out ones at least
+    `heldout`. One that was chosen is never
     trained on without its audit.
     """
 
@@ -106,6 +107,7 @@ class Assessor:
     rules: AuditSection
     probability: Callable[[bytes], float]
     rng: random.Random
+    heldout: float = 1.0
     audited: int = 0
     not_audited: int = 0
 
@@ -121,7 +123,8 @@ class Assessor:
         rewards = await self.scorers.score(
             lease.split, lease.index, prompt, [rollout.tokens for rollout in group.rollouts]
         )
-        chosen = self.rng.random() < self.probability(lease.node)
+        least = self.heldout if lease.split == "heldout" else 0.0
+        chosen = self.rng.random() < max(least, self.probability(lease.node))
         if isinstance(rewards, Rejection) or not chosen:
             return Assessed(group, rewards)
         return await self._audit(group, rewards)

@@ -40,6 +40,7 @@ from echo_p2p.nursery import open_nursery
 
 if TYPE_CHECKING:
     from echo_hub.config import RunConfig
+    from echo_hub.evaluation import Evaluated
     from echo_hub.service import Hub
 
 RISE_WANTED = {"addmix3": 0.3, "smollm2": 0.1}
@@ -289,6 +290,10 @@ def _note(tally: NodeTally, line: bytes) -> None:
         tally.bytes_saved = event["bytes_saved"]
 
 
+def _interval(found: Evaluated) -> list[float]:
+    return [round(found.all.low, 4), round(found.all.high, 4)]
+
+
 def _summary(hub: Hub, tallies: list[NodeTally], wall_s: float) -> dict[str, Any]:
     snapshot = hub.front.snapshot()
     evaluations = hub.loop.evaluations
@@ -299,6 +304,8 @@ def _summary(hub: Hub, tallies: list[NodeTally], wall_s: float) -> dict[str, Any
     return {
         "reward_before": round(evaluations[0], 4),
         "reward_after": round(evaluations[hub.loop.version], 4),
+        "interval_before": _interval(hub.loop.evaluated[0]),
+        "interval_after": _interval(hub.loop.evaluated[hub.loop.version]),
         "updates": hub.loop.version,
         "rollouts_accepted": snapshot.rollouts_accepted,
         "rollouts_rejected": dict(snapshot.rollouts_rejected),

@@ -30,7 +30,7 @@ from echo_hub.buffer import Buffer, ScoredGroup
 from echo_hub.checks import Code, Rejection, Standing
 from echo_hub.config import RunConfig
 from echo_hub.curriculum import Curriculum, TaskMeters
-from echo_hub.evaluation import Evaluation
+from echo_hub.evaluation import Evaluated, Evaluation
 from echo_hub.granting import Granter
 from echo_hub.intake import Intake
 from echo_hub.keeper import Keeper
@@ -118,7 +118,12 @@ class Front:
             noise=noise,
         )
         self._assessor = Assessor(
-            scorers, audit, config.audit, self._keeper.probability, rng or secrets.SystemRandom()
+            scorers,
+            audit,
+            config.audit,
+            self._keeper.probability,
+            rng or secrets.SystemRandom(),
+            heldout=config.evaluation.audit,
         )
         self._granter = Granter(
             config=config,
@@ -345,13 +350,14 @@ class Front:
         await self._ledger.drop_groups([group.group_id for group in dropped], code)
         self._wake()
 
-    async def evaluate(self, version: int, prompts: int) -> list[float]:
-        """Mean reward of each of the first `prompts` held-out prompts under a published version.
+    async def evaluate(self, version: int, prompts: int) -> Evaluated | None:
+        """Rewards of the first `prompts` held-out prompts under a published version.
 
         Prompts that cannot be scored are left out. If nodes have a newer version and nothing comes
-        any more, so are those that wait; the list is empty if they are more than half.
+        any more, so are those that wait; None if they are more than half.
         """
-        evaluation = self._evaluations[version] = Evaluation(version, prompts)
+        names = [task.called for task in self._config.all_tasks]
+        evaluation = self._evaluations[version] = Evaluation(version, prompts, names)
         self._book.open_evaluation(version, range(prompts))
         self._wake()
         try:
@@ -361,8 +367,7 @@ class Front:
             withdrawn = self._book.close_evaluation(version)
         await self._ledger.release_leases(withdrawn)
         await self._ledger.consume_evaluated(evaluation.group_ids)
-        enough = evaluation.finished or 2 * evaluation.answered >= prompts
-        return evaluation.rewards if enough else []
+        return evaluation.outcome()
 
     async def _wait_for(self, evaluation: Evaluation) -> None:
         answered, since = 0, trio.current_time()

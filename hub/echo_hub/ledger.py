@@ -28,6 +28,7 @@ from sqlalchemy import Connection, Engine, func, select
 from echo_hub import ledger_rows as rows
 from echo_hub import ledger_swarm as swarm_rows
 from echo_hub.checks import ClosedLease, Code
+from echo_hub.evaluation import Evaluated
 from echo_hub.leases import OpenLease
 from echo_hub.ledger_history import History, history_of
 from echo_hub.ledger_reads import (
@@ -214,9 +215,9 @@ class Ledger:
         """A version is about to be announced with this manifest envelope."""
         await self._writer.write(rows.publish, (version, envelope, self._clock()))
 
-    async def record_evaluation(self, version: int, reward: float, prompts: int) -> None:
-        """Mean reward of a version on the held-out prompts."""
-        await self._writer.write(rows.add_evaluation, (version, reward, prompts, self._clock()))
+    async def record_evaluation(self, found: Evaluated) -> None:
+        """Reward of a version on the held-out prompts."""
+        await self._writer.write(rows.add_evaluation, (found, self._clock()))
 
     async def consume_evaluated(self, group_ids: Sequence[int]) -> None:
         """Groups of held-out prompts have served their evaluation."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from sqlalchemy import Connection, Integer, Row, func, select
 
 from echo_hub.audit.sequential import NodeEvidence
 from echo_hub.curriculum import History
+from echo_hub.evaluation import Evaluated
 from echo_hub.leases import OpenLease
 from echo_hub.ledger_schema import (
     evaluations,
@@ -59,7 +59,7 @@ class Recovered:
     version: int | None
     published: PublishedVersion | None
     published_versions: frozenset[int]
-    evaluations: Mapping[int, float]
+    evaluated: list[Evaluated]
     secret: bytes
     next_index: int
     returned: list[int]
@@ -104,7 +104,7 @@ def read_state(
         published_versions=frozenset(
             connection.scalars(select(updates.c.version).where(updates.c.manifest.is_not(None)))
         ),
-        evaluations=_evaluations(connection),
+        evaluated=_evaluated(connection),
         secret=secret,
         next_index=0 if last_index is None else last_index + 1,
         returned=sorted(returned),
@@ -222,9 +222,11 @@ def _newest_published(connection: Connection) -> PublishedVersion | None:
     return PublishedVersion(row.version, row.manifest) if row is not None else None
 
 
-def _evaluations(connection: Connection) -> dict[int, float]:
-    query = select(evaluations.c.version, evaluations.c.reward).order_by(evaluations.c.id)
-    return {row.version: row.reward for row in connection.execute(query)}
+def _evaluated(connection: Connection) -> list[Evaluated]:
+    """The last evaluation of each version, the oldest version first."""
+    query = select(evaluations.c.detail).order_by(evaluations.c.id)
+    found = [Evaluated.from_dict(detail) for detail in connection.scalars(query)]
+    return sorted({one.version: one for one in found}.values(), key=lambda one: one.version)
 
 
 def _lags(connection: Connection) -> Counter[int]:
@@ -274,6 +276,7 @@ def facts_of(connection: Connection) -> dict[str, object]:
         select(updates).order_by(updates.c.version.desc()).limit(1)
     ).one_or_none()
     published = _newest_published(connection)
+    evaluated = _evaluated(connection)
     by_code: Counter[str] = Counter()
     for row in connection.execute(select(verdicts.c.code, verdicts.c.rollouts)):
         by_code[row.code] += row.rollouts
@@ -287,7 +290,8 @@ def facts_of(connection: Connection) -> dict[str, object]:
         "published_version": published.version if published is not None else None,
         "last_update_at": last.committed_at if last is not None else None,
         "last_metrics": last.metrics if last is not None else {},
-        "heldout_reward": {str(v): reward for v, reward in _evaluations(connection).items()},
+        "heldout_reward": {str(one.version): one.all.reward for one in evaluated},
+        "evaluations": [one.as_dict() for one in evaluated],
         "rollouts_accepted": accepted,
         "rollouts_rejected": dict(sorted(by_code.items())),
         "lag_histogram": {str(lag): count for lag, count in sorted(_lags(connection).items())},

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, bindparam, case, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from echo_hub.evaluation import Evaluated
 from echo_hub.leases import OpenLease
 from echo_hub.ledger_schema import (
     evaluations,
@@ -346,9 +347,18 @@ def publish(connection: Connection, rows: list[tuple[int, bytes, float]]) -> Non
             raise LedgerError(f"version {version} was never committed, or is published already.")
 
 
-def add_evaluation(connection: Connection, rows: list[tuple[int, float, int, float]]) -> None:
-    names = ("version", "reward", "prompts", "at")
-    connection.execute(insert(evaluations), [dict(zip(names, row, strict=True)) for row in rows])
+def add_evaluation(connection: Connection, rows: list[tuple[Evaluated, float]]) -> None:
+    values = [
+        {
+            "version": found.version,
+            "reward": found.all.reward,
+            "prompts": found.all.prompts,
+            "detail": found.as_dict(),
+            "at": at,
+        }
+        for found, at in rows
+    ]
+    connection.execute(insert(evaluations), values)
 
 
 def consume_evaluated(connection: Connection, rows: list[list[int]]) -> None:

@@ -42,7 +42,7 @@ from sqlalchemy.pool import QueuePool
 
 from echo_p2p.errors import LedgerError
 
-SCHEMA = 3
+SCHEMA = 4
 _BUSY_MS = 10_000
 _WAL_PAGES = 4000  # between checkpoints: 16 MiB
 
@@ -132,6 +132,7 @@ evaluations = Table(
     Column("version", Integer, nullable=False),
     Column("reward", Float, nullable=False),
     Column("prompts", Integer, nullable=False),
+    Column("detail", JSON, nullable=False),
     Column("at", Float, nullable=False),
 )
 

@@ -29,12 +29,14 @@ from echo_p2p.identity import peer_id_of
 from echo_p2p.nursery import open_nursery
 
 if TYPE_CHECKING:
+    from echo_hub.evaluation import Evaluated
     from echo_hub.front import FrontSnapshot
     from echo_hub.loop import UpdateFacts
     from echo_hub.service import Hub
 
 REDRAW_S = 0.5
 _LOOK_BACK = 10  # updates
+_SHOWN = 2  # evaluations beside the first
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -80,7 +82,7 @@ async def _plain_lines(hub: Hub, console: Console) -> None:
             say(plain_line(facts, hub.front.snapshot()))
         for version in sorted(set(hub.loop.evaluations) - told):
             told.add(version)
-            say(f"version {version}: held-out reward {hub.loop.evaluations[version]:.3f}")
+            say(f"version {version}: held-out reward {_in_words(hub.loop.evaluated[version])}")
         await hub.loop.changed()
 
 
@@ -112,7 +114,7 @@ async def _json_lines(hub: Hub) -> None:
             _emit("update", **facts.as_dict())
         for version in sorted(set(hub.loop.evaluations) - evaluated):
             evaluated.add(version)
-            _emit("evaluation", version=version, reward=hub.loop.evaluations[version])
+            _emit("evaluation", **hub.loop.evaluated[version].as_dict())
         await hub.loop.changed()
 
 
@@ -168,8 +170,9 @@ def _head(hub: Hub, now: float) -> RenderableType:
     rewards = [facts.reward for facts in loop.history]
     latest = f"{rewards[-1]:.3f}" if rewards else "-"
     table.add_row("reward", latest, sparkline(rewards, 40))
-    held_out = "  ".join(f"v{v} {reward:.3f}" for v, reward in sorted(loop.evaluations.items()))
-    table.add_row("held out", held_out.split("  ")[0] or "-", "  ".join(held_out.split("  ")[1:]))
+    evaluated = sorted(loop.evaluated.values(), key=lambda one: one.version)
+    held_out = [f"v{one.version} {one.all}" for one in evaluated]
+    table.add_row("held out", held_out[0] if held_out else "-", "  ".join(held_out[1:][-_SHOWN:]))
     shares = loop.shares
     table.add_row(
         "learner",
@@ -177,6 +180,12 @@ def _head(hub: Hub, now: float) -> RenderableType:
         f"trains {shares.training:.0%}, audits {shares.auditing:.0%}; {loop.state(now)}",
     )
     return table
+
+
+def _in_words(found: Evaluated) -> str:
+    """An evaluation in a line: of all prompts, and of each task's where there are several."""
+    tasks = "".join(f", {name} {one}" for name, one in found.tasks.items())
+    return f"{found.all} of {found.all.prompts} prompts{tasks if len(found.tasks) > 1 else ''}"
 
 
 def _spread(hub: Hub) -> RenderableType:

@@ -21,6 +21,7 @@ from echo_hub.buffer import ScoredGroup
 from echo_hub.checks import Code
 from echo_hub.config import RunConfig
 from echo_hub.curriculum import by_task
+from echo_hub.evaluation import Evaluated
 from echo_hub.front import Front
 from echo_hub.learner.client import Learner, Spent
 from echo_hub.learner.messages import Trained
@@ -103,6 +104,9 @@ class LearnerLoop:
     ) -> None:
         self.version = version
         self.evaluations: dict[int, float] = {}
+        """Mean held-out reward of each version that was evaluated; `evaluated` says more of it."""
+        self.evaluated: dict[int, Evaluated] = {}
+        self._evaluated_at = 0
         self.history: list[UpdateFacts] = []
         self.doing = "starting"
         self._since = time.monotonic()
@@ -141,7 +145,9 @@ class LearnerLoop:
         """Bring ledger, checkpoints and publication to the same version after a start."""
         if recovered.version is None:
             await self._ledger.begin()
-        self.evaluations.update(recovered.evaluations)
+        for one in recovered.evaluated:
+            self._take_note(one)
+        self._evaluated_at = max(self.evaluated, default=0)
         adapter = self._folder.adapter(self.version)
         if recovered.published is not None and recovered.published.version == self.version:
             await self._publisher.resume(self.version, recovered.published.envelope, adapter)
@@ -157,8 +163,8 @@ class LearnerLoop:
             while not self._complete() and not stop.is_set():
                 if not await self._update(stop):
                     break
-                every = self._config.evaluation.every
-                if every and self.version % every == 0 and not self._complete():
+                if self._evaluation_is_due():
+                    self._evaluated_at = self.version
                     nursery.start_soon(self._evaluate, self.version, stop)
         await self._publish_now()
         if self._complete() and not stop.is_set():
@@ -166,6 +172,13 @@ class LearnerLoop:
             if self.version not in self.evaluations:
                 await self._evaluate(self.version, stop)
             self._front.complete()
+
+    def _evaluation_is_due(self) -> bool:
+        """Is this the first published version since a multiple of `evaluation.every`?"""
+        every, latest = self._config.evaluation.every, self._publisher.latest
+        if not every or self._complete() or latest is None or latest.version != self.version:
+            return False
+        return self.version // every > self._evaluated_at // every
 
     def _complete(self) -> bool:
         return 0 < self._config.run.updates <= self.version
@@ -227,18 +240,21 @@ class LearnerLoop:
             self._front.advance(self.version, published=True)
 
     async def _evaluate(self, version: int, stop: trio.Event) -> None:
-        """Mean reward on held-out prompts, by the nodes; given up when `stop` is set."""
+        """Reward on held-out prompts, by the nodes; given up when `stop` is set."""
         prompts = self._config.evaluation.prompts
         if not prompts:
             return
         if self._complete():
             self._do("evaluating")
-        rewards = await _unless(stop, lambda: self._front.evaluate(version, prompts))
-        if rewards:
-            mean = sum(rewards) / len(rewards)
-            self.evaluations[version] = mean
-            await self._ledger.record_evaluation(version, mean, len(rewards))
+        found = await _unless(stop, lambda: self._front.evaluate(version, prompts))
+        if found is not None:
+            self._take_note(found)
+            await self._ledger.record_evaluation(found)
             self._wake()
+
+    def _take_note(self, found: Evaluated) -> None:
+        self.evaluated[found.version] = found
+        self.evaluations[found.version] = found.all.reward
 
     async def _prune(self) -> None:
         """Keep the checkpoints that a lease may still name, and the operator's own wish."""

@@ -8,11 +8,16 @@ from typing import Any
 
 from echo_hub.config import load_config
 from echo_hub.curriculum import PREFIX, by_task
+from echo_hub.evaluation import Evaluated
 from echo_hub.paths import RunFolder
 from echo_hub.spread import sentence_of
 from echo_p2p.errors import ConfigError
 
-_NAMES = {"heldout_reward": "held-out reward", "last_update_at": "last update"}
+_NAMES = {
+    "heldout_reward": "held-out reward",
+    "evaluations": "newest evaluation",
+    "last_update_at": "last update",
+}
 
 
 def run_folder(root: Path) -> RunFolder:
@@ -59,11 +64,13 @@ def rows_of(facts: dict[str, Any], *, now: float) -> list[tuple[str, str]]:
 
 
 def _value(key: str, value: Any, now: float) -> str:
-    if value is None or value == {}:
+    if value is None or value in ({}, []):
         return "-"
     if key == "last_update_at":
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
         return f"{moment} ({_age(now - value)} ago)"
+    if key == "evaluations":
+        return _evaluations_in_words(value)
     if key == "tasks":
         return "; ".join(f"{name}: {sentence_of_task(one)}" for name, one in value.items())
     if key == "dissemination":
@@ -73,6 +80,15 @@ def _value(key: str, value: Any, now: float) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_number(number)}" for name, number in value.items())
     return str(value)
+
+
+def _evaluations_in_words(evaluations: list[dict[str, Any]]) -> str:
+    """The newest with its interval, and each task's, where there are several."""
+    last = Evaluated.from_dict(evaluations[-1])
+    words = [f"v{last.version} {last.all} of {last.all.prompts} prompts"]
+    if len(last.tasks) > 1:
+        words += [f"{name} {one}" for name, one in last.tasks.items()]
+    return ", ".join(words)
 
 
 def sentence_of_task(metrics: dict[str, float]) -> str:

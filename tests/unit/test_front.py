@@ -18,6 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 from echo_hub.assess import Group
 from echo_hub.config import RunConfig
 from echo_hub.curriculum import by_task
+from echo_hub.evaluation import Evaluated
 from echo_hub.front import Front, FrontSnapshot
 from echo_hub.learner.messages import Audited
 from echo_hub.ledger import Ledger
@@ -474,14 +475,15 @@ def test_several_tasks_are_drawn_measured_and_remembered(world: World) -> None:
 def test_an_evaluation_goes_first_and_stays_out_of_the_buffer(world: World) -> None:
     async def body(front: Front, ledger: Ledger) -> None:
         node = Node(front)
-        rewards: list[float] = []
+        outcomes: list[Evaluated | None] = []
 
         async def evaluate() -> None:
-            rewards.extend(await front.evaluate(0, 6))
+            outcomes.append(await front.evaluate(0, 6))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(evaluate)
             await wait_all_tasks_blocked(0.01)
+            front._assessor.probability = lambda node: 0.0  # of the best standing there is
             leases = await node.leases(6)
             assert {(one.group_size, one.min_version, one.max_version) for one in leases} == {
                 (1, 0, 0)
@@ -497,7 +499,12 @@ def test_an_evaluation_goes_first_and_stays_out_of_the_buffer(world: World) -> N
             await until(front, lambda now: now.evaluating == {0: 4})
             for lease in await node.leases(2):
                 assert (await node.submit(node.answer(lease))).accepted
-        assert rewards == [1.0] * 6
+        (found,) = outcomes
+        assert found is not None
+        assert (found.all.reward, found.all.prompts) == (1.0, 6)
+        assert found.tasks == {"addmix3": found.all}
+        # all were audited: those that counted, and the one that failed
+        assert sum(group.lease.split == "heldout" for group in world.audited) == 7
         assert front.snapshot().buffered == 0
         assert (await ledger.recover()).groups == []
 
@@ -512,7 +519,7 @@ def test_an_outdated_evaluation_is_given_up(world: World, monkeypatch: pytest.Mo
         async with trio.open_nursery() as nursery:
 
             async def evaluate() -> None:
-                assert await front.evaluate(0, 3) == []
+                assert await front.evaluate(0, 3) is None
 
             nursery.start_soon(evaluate)
             await wait_all_tasks_blocked(0.01)

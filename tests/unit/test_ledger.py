@@ -17,6 +17,7 @@ import pytest
 import trio
 from sqlalchemy import select
 
+from echo_hub.evaluation import Evaluated, estimate
 from echo_hub.leases import OpenLease
 from echo_hub.ledger import Ledger, Recovered, read_facts
 from echo_hub.ledger_schema import groups, leases, open_engine, unfinished
@@ -213,12 +214,13 @@ def test_a_version_is_published_once(tmp_path: Path) -> None:
 
 def test_interrupted_evaluations_end_at_recovery(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
+    found = Evaluated(0, estimate([1.0]), {"sums": estimate([1.0])})
 
     async def body(ledger: Ledger) -> None:
         finished = await add(ledger, 0, split="heldout")
         await ledger.set_scored(finished, [1.0])
         await ledger.consume_evaluated([finished])
-        await ledger.record_evaluation(0, 1.0, 1)
+        await ledger.record_evaluation(found)
         await add(ledger, 1, split="heldout")
         await ledger.add_leases([lease(2, split="heldout")])
 
@@ -226,7 +228,10 @@ def test_interrupted_evaluations_end_at_recovery(tmp_path: Path) -> None:
     state = recover(path)
     assert state.groups == []
     assert state.open_leases == []
-    assert state.evaluations == {0: 1.0}
+    assert state.evaluated == [found]
+    facts = read_facts(path)
+    assert facts["heldout_reward"] == {"0": 1.0}
+    assert facts["evaluations"] == [found.as_dict()]
     assert state.next_index == 0
 
 

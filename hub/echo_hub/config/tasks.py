@@ -64,4 +64,7 @@ class EvaluationSection(Strict):
     prompts: Annotated[int, Field(ge=0, le=100_000)] = 256
     """Held-out prompts, one sampled answer each; 0 evaluates nothing. Several tasks share them."""
     every: Annotated[int, Field(ge=0)] = 0
-    """Updates between evaluations; 0 evaluates only the first version and the last."""
+    """Updates between evaluations, each of the next version that is published; 0 evaluates only
+    the first version and the last."""
+    audit: Fraction = 1.0
+    """Least share of the held-out answers that are audited before they count."""
