@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+UNIT   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
+REST   := $(BIN)/python -m pytest --ignore tests/unit   # many processes each: one test at a time
 INPUTS := pyproject.toml constraints.txt scripts/install.py
 
 .PHONY: demo test test-all lint types check clean
@@ -9,10 +11,12 @@ demo: $(VENV)/.installed-hub       ## a hub and three nodes on this machine; a p
 	$(BIN)/echo-hub demo $(ARGS)
 
 test: $(VENV)/.installed-dev       ## every test that is not marked slow
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(UNIT) -m "not slow" $(ARGS)
+	$(REST) -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.installed-dev   ## every test
-	$(BIN)/python -m pytest $(ARGS)
+	$(UNIT) $(ARGS)
+	$(REST) $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
