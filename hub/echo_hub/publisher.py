@@ -110,19 +110,10 @@ class Publisher:
         await self._keep(artifact, adapter)
         return await self._announce(Published(version, artifact))
 
-    async def publish_base(self, folder: Path) -> Artifact:
-        """Offer the base model, under the manifest it had from the start of the run."""
-        made = await self._describe("base", 0, folder)
-        kept = await self._ledger.remember("base_envelope", made.envelope.hex())
-        artifact = Artifact.open(bytes.fromhex(kept), self._identity.public_key)
-        if artifact.manifest.content != made.manifest.content:
-            raise ConfigError(
-                f"the base model in {folder} is not the one this run began with.",
-                fix="Put the old files back, or begin a new run with: echo-hub init",
-            )
+    async def publish_base(self, artifact: Artifact, folder: Path) -> None:
+        """Offer the base model (see `same_base`)."""
         await self._keep(artifact, folder)
         self._exchange.offer(artifact.id)
-        return artifact
 
     async def _describe(
         self,
@@ -131,19 +122,15 @@ class Publisher:
         folder: Path,
         delta: DeltaOf | None = None,
     ) -> Artifact:
-        def work() -> Artifact:
-            manifest = build_manifest(
-                folder,
-                run_id=self._run_id,
-                kind=kind,
-                version=version,
-                chunk_bytes=self._chunk_bytes,
-                created_at=time.time(),
-                delta=delta,
-            )
-            return Artifact.sign(self._identity, manifest)
-
-        return await trio.to_thread.run_sync(work)
+        return await _describe(
+            self._identity,
+            self._run_id,
+            kind,
+            version,
+            folder,
+            chunk_bytes=self._chunk_bytes,
+            delta=delta,
+        )
 
     async def _delta_to(self, target: Artifact) -> Artifact | None:
         """A delta from the newest version to this one, in the store; None if it is of no use."""
@@ -237,3 +224,50 @@ class Publisher:
             manifest = artifact.manifest
             if manifest.kind != "base" and artifact.id != first.artifact.id:
                 self._store.remove(artifact.id)
+
+
+async def describe_base(
+    identity: Identity, run_id: str, folder: Path, *, chunk_bytes: int
+) -> Artifact:
+    """The base model as it is in the folder now."""
+    return await _describe(identity, run_id, "base", 0, folder, chunk_bytes=chunk_bytes)
+
+
+async def same_base(ledger: Ledger, now: Artifact, folder: Path) -> Artifact:
+    """The base model under the manifest it had from the start of the run: this one, if it begins.
+
+    ConfigError if its files in the folder are not those any more.
+    """
+    kept = await ledger.remember("base_envelope", now.envelope.hex())
+    artifact = Artifact.open(bytes.fromhex(kept), now.key)
+    if artifact.manifest.content != now.manifest.content:
+        raise ConfigError(
+            f"the base model in {folder} is not the one this run began with.",
+            fix="Put the old files back, or begin a new run with: echo-hub init",
+        )
+    return artifact
+
+
+async def _describe(
+    identity: Identity,
+    run_id: str,
+    kind: Literal["base", "adapter", "delta"],
+    version: int,
+    folder: Path,
+    *,
+    chunk_bytes: int,
+    delta: DeltaOf | None = None,
+) -> Artifact:
+    def work() -> Artifact:
+        manifest = build_manifest(
+            folder,
+            run_id=run_id,
+            kind=kind,
+            version=version,
+            chunk_bytes=chunk_bytes,
+            created_at=time.time(),
+            delta=delta,
+        )
+        return Artifact.sign(identity, manifest)
+
+    return await trio.to_thread.run_sync(work)

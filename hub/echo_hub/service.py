@@ -27,7 +27,7 @@ from echo_hub.learner.client import Learner, open_learner
 from echo_hub.ledger import Ledger
 from echo_hub.loop import LearnerLoop
 from echo_hub.paths import RunFolder
-from echo_hub.publisher import Publisher
+from echo_hub.publisher import Publisher, describe_base, same_base
 from echo_hub.run_facts import resolve_base, run_description
 from echo_hub.scoring import Scorers, open_scorers
 from echo_hub.tokens import Tokenizer
@@ -94,6 +94,11 @@ async def open_hub(
             stride=config.mixture.stride, window=config.curriculum.window
         )
         version = recovered.version
+        base_now = await describe_base(
+            identity, config.run.id, base, chunk_bytes=config.publish.chunk_bytes
+        )
+        if version is not None:  # said before the learner finds that nothing fits it any more
+            await same_base(ledger, base_now, base)
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         learner = await stack.enter_async_context(
             open_learner(
@@ -125,7 +130,8 @@ async def open_hub(
             keep=config.staleness + 2,
             deltas=folder.deltas if config.publish.deltas else None,
         )
-        base_artifact = await publisher.publish_base(base)
+        base_artifact = await same_base(ledger, base_now, base)
+        await publisher.publish_base(base_artifact, base)
         description = run_description(config, tokenizer, base_artifact.id, created_at=clock())
         front = Front(
             config=config,

@@ -63,6 +63,7 @@ class Tokenizer:
             context = int(text_config["max_position_embeddings"])
         except KeyError as error:
             raise ConfigError(f"{base / 'config.json'} has no {error}.") from error
+        _check_vocabulary(base, raw, eos, vocab_size)
         # what the vocabulary itself falls back on; the settings often name a token of other use
         name = getattr(raw.model, "unk_token", special.get("unk_token"))
         unknown = raw.token_to_id(name) if name else None
@@ -104,6 +105,17 @@ class Tokenizer:
             )
         except TemplateError as error:
             raise ConfigError(f"the base model's chat template cannot be used: {error}.") from error
+
+
+def _check_vocabulary(base: Path, raw: RawTokenizer, eos: Sequence[int], vocab_size: int) -> None:
+    """ConfigError if the tokenizer has tokens that the model does not know: it is another's."""
+    highest = max(raw.get_vocab_size(with_added_tokens=True) - 1, *eos)
+    if highest >= vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {base} does not match the model: it has token id {highest}, and "
+            f"config.json says vocab_size = {vocab_size}.",
+            fix="Take tokenizer and weights from the same snapshot.",
+        )
 
 
 def _raise_exception(message: str) -> None:

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from echo_hub.config import LearnerSection
 from echo_hub.learner.adapters import LoraAdapter, WholeModel, check_tensors, make_adapter
 from echo_hub.learner.batches import rows_of
+from echo_hub.learner.device import check_device
 from echo_hub.learner.heads import TokenScores, head_rows, slices, token_scores
 from echo_hub.learner.recompute import recompute_layers
 from echo_p2p.errors import ConfigError, LearnerError
@@ -69,7 +70,7 @@ class Policy:
         seed: int,
     ) -> Policy:
         """Load a base snapshot; a LoRA adapter is fresh, with weights that `seed` determines."""
-        _check_device(config.device)
+        check_device(config.device)
         model = load_base(base, dtype)
         policy = cls(make_adapter(model, config, seed=seed), config.device)
         if config.gradient_checkpointing:
@@ -229,14 +230,3 @@ def load_base(base: Path, dtype: Literal["float32", "bfloat16"]) -> PreTrainedMo
             fix="base.path must be a folder with config.json and safetensors files.",
         ) from error
     return model
-
-
-def _check_device(name: str) -> None:
-    try:
-        torch.zeros(1, device=name).item()
-    except (RuntimeError, AssertionError, ImportError) as error:  # torch has no one error for it
-        why = str(error).partition("\n")[0].partition(". ")[0]
-        raise ConfigError(
-            f"learner.device = {name!r} cannot be used here: {why:.120}.",
-            fix='Set it to "cpu", or install a torch that was built for this device.',
-        ) from error

@@ -22,6 +22,7 @@ from echo_hub.learner.messages import (
     Started,
     Trained,
 )
+from echo_hub.run_facts import LONGEST_PROMPT
 from echo_p2p.errors import ConfigError, EchoError, LearnerError, UpdateRefusedError
 from echo_p2p.pipes import ParentPipe
 
@@ -96,6 +97,7 @@ def _start(command: Start) -> Trainer:
     config = RunConfig.model_validate_json(command.config)
     if config.learner.threads:
         torch.set_num_threads(config.learner.threads)
+    _check_memory(Path(command.base), config)
     policy = Policy.load(
         Path(command.base), config.learner, dtype=config.base.dtype, seed=config.run.seed
     )
@@ -106,6 +108,27 @@ def _start(command: Start) -> Trainer:
     else:
         trainer.resume(Path(command.checkpoint))
     return trainer
+
+
+def _check_memory(base: Path, config: RunConfig) -> None:
+    """ConfigError if this learner cannot fit into its device; nothing of the base is loaded yet."""
+    import torch
+
+    from echo_hub.learner.device import check_device, memory_of
+    from echo_hub.learner.fit import check_fit, shape_of
+    from echo_hub.learner.heads import head_rows
+
+    check_device(config.learner.device)
+    device, shape = torch.device(config.learner.device), shape_of(base)
+    if shape is not None:  # else nothing can be said
+        check_fit(
+            shape,
+            config,
+            memory=memory_of(device),
+            where=str(device),
+            longest=LONGEST_PROMPT + config.sampling.max_new_tokens,
+            logits=head_rows(shape.vocabulary, device) * shape.vocabulary,
+        )
 
 
 def _check_nothing_is_lost(first: Path) -> None:

@@ -242,31 +242,12 @@ def price_of(name: str, given: float | None, row: CardRow | None) -> tuple[float
 
 
 def adapter_bytes(config: RunConfig) -> float | None:
-    """Size of the run's LoRA adapter, from the base model's shape; None if that is not at hand."""
-    import msgspec
-
+    """Size of a version of the run, from the base model's shape; None if that is not at hand."""
+    from echo_hub.learner.fit import shape_of, trained_weights
     from echo_hub.models import addmix3_path
 
-    folder = addmix3_path() if config.base.path == "addmix3" else Path(config.base.path)
-    try:
-        shape = msgspec.json.decode((folder / "config.json").read_bytes())
-        hidden, inner = shape["hidden_size"], shape["intermediate_size"]
-        heads, layers = shape["num_attention_heads"], shape["num_hidden_layers"]
-        head = shape.get("head_dim") or hidden // heads
-        shared = head * (shape.get("num_key_value_heads") or heads)
-    except (OSError, KeyError, TypeError, msgspec.DecodeError):
-        return None
-    sides = {
-        "q_proj": hidden + head * heads,
-        "k_proj": hidden + shared,
-        "v_proj": hidden + shared,
-        "o_proj": hidden + head * heads,
-        "gate_proj": hidden + inner,
-        "up_proj": hidden + inner,
-        "down_proj": hidden + inner,
-    }
-    total = sum(sides.get(name, 0) for name in config.learner.target_modules)
-    return float(layers * config.learner.rank * total * _BYTES_A_WEIGHT)
+    shape = shape_of(addmix3_path() if config.base.path == "addmix3" else Path(config.base.path))
+    return None if shape is None else float(_BYTES_A_WEIGHT * trained_weights(shape, config))
 
 
 def unlimited(value: float) -> float | None:
