@@ -12,12 +12,24 @@ import resource
 import socket
 import stat
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from echo_hub import seccomp
 from echo_p2p.errors import ProcessError
 
 MIB = 1 << 20
+_ENVIRONMENT = (  # no tokens, keys or passwords in these
+    "PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
+    "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OMP_NUM_THREADS", "XDG_CACHE_HOME",
+    "HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",
+    "SSL_CERT_FILE", "SSL_CERT_DIR",
+)  # fmt: skip
+
+
+def inherited(more: Iterable[str]) -> set[str]:
+    """Names of the environment variables that a scorer gets: `scoring.environment`, and a few."""
+    return {*_ENVIRONMENT, *more}
 
 
 def limit_memory(mib: int) -> str:

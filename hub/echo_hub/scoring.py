@@ -14,11 +14,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
 from echo_hub.checks import Code, Rejection
 from echo_hub.config import RunConfig, ScoringSection
+from echo_hub.confine import inherited
 from echo_hub.run_facts import LONGEST_PROMPT
 from echo_hub.scorer import (
     ANSWERS,
@@ -37,16 +39,13 @@ from echo_p2p.errors import ConfigError, ProcessError, WireError
 from echo_p2p.nursery import open_nursery
 from echo_p2p.pipes import Child, child_process
 
+if TYPE_CHECKING:
+    from echo_hub.scoring_ray import RayPool
+
 _START_DEADLINE_S = 120.0
 _TRIES = 2
 _TRIED = 4  # prompts, at the start
 _REMEMBERED_PROMPTS = 2048  # more than are ever out, in most runs
-_ENVIRONMENT = (  # no tokens, keys or passwords in these
-    "PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
-    "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OMP_NUM_THREADS", "XDG_CACHE_HOME",
-    "HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",
-    "SSL_CERT_FILE", "SSL_CERT_DIR",
-)  # fmt: skip
 
 
 log = logging.getLogger(__name__)
@@ -56,6 +55,7 @@ log = logging.getLogger(__name__)
 class _Job:
     command: MakePrompts | Score
     tries: int = 0
+    losses: int = 0
     answer: Answer | None = None
     done: trio.Event = field(default_factory=trio.Event)
 
@@ -154,8 +154,7 @@ async def open_scorers(config: RunConfig, base: Path) -> AsyncIterator[Scorers]:
     )
     send, receive = trio.open_memory_channel[_Job](0)
     async with open_nursery() as nursery:
-        for _ in range(config.scoring.processes):
-            worker = _Worker(setup, receive.clone(), config.scoring)
+        for worker in _workers(setup, receive, config.scoring):
             nursery.start_soon(worker.run)
             await worker.ready.wait()
         for why in worker.lacking:
@@ -166,6 +165,17 @@ async def open_scorers(config: RunConfig, base: Path) -> AsyncIterator[Scorers]:
             yield scorers
         finally:
             nursery.cancel_scope.cancel()
+
+
+def _workers(
+    setup: Setup, jobs: trio.MemoryReceiveChannel[_Job], rules: ScoringSection
+) -> Sequence[_Worker | RayPool]:
+    """Who takes the jobs: a worker for each process here, or one for all places of a cluster."""
+    if rules.pool == "local":
+        return [_Worker(setup, jobs.clone(), rules) for _ in range(rules.processes)]
+    from echo_hub.scoring_ray import RayPool
+
+    return [RayPool(setup, jobs, rules, tries=_TRIES)]
 
 
 class _Worker:
@@ -187,7 +197,7 @@ class _Worker:
                 "echo_hub.scorer",
                 name="scorer",
                 env={"PYTHONHASHSEED": "0"},
-                inherit={*_ENVIRONMENT, *self._rules.environment},
+                inherit=inherited(self._rules.environment),
             ) as child:
                 ready = await child.call(self._setup, ANSWERS, deadline_s=_START_DEADLINE_S)
                 if isinstance(ready, Failed):

@@ -48,6 +48,9 @@ class CurriculumSection(Strict):
 class ScoringSection(Strict):
     processes: Positive = 1
     """Scorer processes."""
+    pool: Annotated[str, Field(pattern=r"^(local|ray|ray://[^\s/]+:[0-9]+)$")] = "local"
+    """Where they run: `local` is the hub's machine; `ray://host:10001` a Ray cluster through its
+    client port, `ray` the cluster that the hub's machine is part of."""
     timeout_s: Annotated[float, Field(gt=0)] = 20.0
     """A reward that takes longer is a recorded failure, never a zero; its scorer is killed."""
     memory: Annotated[int, Field(ge=16)] = 2048
