@@ -21,12 +21,25 @@ class LearnerSection(AdapterFields):
     """S: no rollout with a greater lag enters an update, in versions. Ignored when sequential."""
     learning_rate: Annotated[float, Field(gt=0, lt=1)] = 1e-3
     """AdamW step size."""
+    rate_coupling: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """c: the step size is learning_rate / (1 + c * lag), with the mean lag of an update's tokens; 0
+    keeps it the same at every lag."""
+    rate_by_ess: bool = False
+    """Multiply the step size by the root of the effective sample size as well."""
+    warmup_updates: Annotated[int, Field(ge=0)] = 0
+    """Updates over which the step size rises to its full length."""
+    alignment_limit: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Greatest cosine of a gradient with the one before it; what is above is taken off. 1 is no
+    bound."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.99)
     """AdamW moment decays."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW decoupled weight decay."""
     clip: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0)]] = (0.2, 0.2)
     """Ratio clip below and above 1. (`cispo` uses the upper one; `gspo` wants both near 3e-4.)"""
+    balanced_clip: bool = False
+    """Choose both clip bounds anew for each update (BAPO); `clip` counts for nothing then. Costs a
+    forward pass."""
     ratio_ceiling: Annotated[float, Field(ge=0)] = 4.0
     """Greatest ratio that pushes a token down, of any loss that clips; 0 is no ceiling."""
     advantage: Literal["dr_grpo", "grpo", "rloo", "gae", "vtrace"] = "dr_grpo"
@@ -96,6 +109,10 @@ def _contradictions(one: LearnerSection) -> Iterator[tuple[str, str]]:
         yield "loss", f'advantage "{one.advantage}" is for loss "ppo"; set that, or "dr_grpo"'
     if one.adapter == "none" and (one.loss == "dpo" or one.kl > 0):
         yield "adapter", 'without one no base is kept to compare with; set "lora", or another loss'
+    if one.balanced_clip and one.correction != "none":
+        yield "balanced_clip", 'it balances ratios to the node\'s; set correction "none"'
+    if one.balanced_clip and one.loss in ("gspo", "cispo", "dpo"):
+        yield "balanced_clip", f'loss "{one.loss}" does not clip tokens; leave it out'
     if one.loss == "dpo":
         for field, nothing in (("correction", "none"), ("kl", 0.0), ("entropy_bonus", 0.0)):
             if getattr(one, field) != nothing:

@@ -76,10 +76,11 @@ class Objective:
 
     @property
     def needs_proximal(self) -> bool:
-        """Log-probabilities from before the update, because its steps move the policy?"""
+        """Log-probabilities from before the update: its steps move the policy, or its clip bounds
+        depend on them?"""
         rules = self._rules
         weighs = rules.correction != "none" and rules.proximal == "exact"
-        return weighs and rules.steps_per_update > 1
+        return (weighs and rules.steps_per_update > 1) or rules.balanced_clip
 
     @property
     def needs_values(self) -> bool:
@@ -91,7 +92,7 @@ class Objective:
         if self._rules.loss == "dpo":
             return self._preference(tokens, len(part.units))
         how = _SUMS[self._rules.loss]
-        each, ratios = self._policy_loss(tokens)
+        each, ratios = self._policy_loss(tokens, part.clip or self._rules.clip)
         sums = {"entropy": float(tokens.entropy.detach().sum())}
         if tokens.reference is not None:
             apart = kl(tokens.logprobs, tokens.reference, self._rules.kl_estimator)
@@ -142,20 +143,22 @@ class Objective:
             [row[here] for row, here in zip(targets, mask, strict=True)],
         )
 
-    def _policy_loss(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+    def _policy_loss(
+        self, tokens: Tokens, clip: tuple[float, float]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of each token [N], with its importance weight, and the ratios it was given."""
         rules = self._rules
         anchor, weights = self._correction(tokens)
         logprobs, advantages = tokens.logprobs, tokens.advantages
         if rules.loss == "cispo":
             ratios = losses.ratio_of(logprobs, anchor)
-            each = losses.cispo(logprobs, anchor, advantages, ceiling=1.0 + rules.clip[1])
+            each = losses.cispo(logprobs, anchor, advantages, ceiling=1.0 + clip[1])
         else:
             if rules.loss == "gspo":
                 ratios = losses.sequence_ratio(logprobs, anchor, tokens.lengths)
             else:
                 ratios = losses.ratio_of(logprobs, anchor)
-            each = losses.clipped(ratios, advantages, clip=rules.clip, ceiling=rules.ratio_ceiling)
+            each = losses.clipped(ratios, advantages, clip=clip, ceiling=rules.ratio_ceiling)
         return each if weights is None else each * weights, ratios
 
     def _correction(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -55,11 +55,13 @@ class Part:
 
     `units` are the samples that belong together in a micro-batch: one each, or the better and the
     worse of a pair. `rollouts` and `tokens` count all of the step's, without an advantage too.
+    `clip`: how far its ratios may leave 1, below and above, if that is not the run's `clip`.
     """
 
     units: list[list[Sample]]
     rollouts: int
     tokens: int
+    clip: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class Seen:
     rollouts: int = 0
     useful: int = 0
     computed: int = 0
-    steps: list[tuple[float, float, float]] = field(default_factory=list)
+    steps: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     def add(self, lengths: Sequence[int], computed: int, tokens: Tokens, outcome: Outcome) -> None:
         """A micro-batch of sequences of these lengths cost so many tokens, padding included."""
@@ -37,14 +37,21 @@ class Seen:
         for name, value in outcome.sums.items():
             self.sums[name] += value
 
-    def step(self, loss: float, norm: float, aligned: float) -> None:
-        """An optimiser step was made: its loss, gradient norm, and cosine with the step before."""
-        self.steps.append((loss, norm, aligned))
+    def step(self, loss: float, norm: float, aligned: float, rate: float) -> None:
+        """An optimiser step: its loss, gradient norm, cosine with the step before, and its size."""
+        self.steps.append((loss, norm, aligned, rate))
+
+    def age(self) -> tuple[float, float]:
+        """Mean lag and effective sample size of the tokens so far; (0, 1) if there are none."""
+        lags = torch.cat(self.lags)
+        return float(lags.mean()) if len(lags) else 0.0, ratio_metrics(torch.cat(self.log_ratios))[
+            "ess"
+        ]
 
     def measures(self, reward: Reward) -> Measures:
         """What the guard judges by: of all that was computed so far, and of the last step."""
         log_ratios, lags = torch.cat(self.log_ratios), torch.cat(self.lags)
-        loss, norm, _ = self.steps[-1]
+        loss, norm, _, _ = self.steps[-1]
         return Measures(
             loss=loss,
             grad_norm=norm,
@@ -60,15 +67,16 @@ class Seen:
         `clip_fraction`, of the ratios that the loss clips; `ratio_metrics` and, of the tokens of
         lag 0, `mismatch`. Means over tokens: `entropy` and, where they were computed,
         `kl_reference` and `value_error`. Means over steps: `loss`, `grad_norm` (before it was
-        clipped) and `grad_cosine`.
+        clipped), `grad_cosine` (before it was held back) and `learning_rate`.
         """
         log_ratios, lags = torch.cat(self.log_ratios), torch.cat(self.lags)
         made = len(self.steps)
-        loss, norm, aligned = (sum(each) / made for each in zip(*self.steps, strict=True))
+        loss, norm, aligned, rate = (sum(each) / made for each in zip(*self.steps, strict=True))
         return {
             "loss": loss,
             "grad_norm": norm,
             "grad_cosine": aligned,
+            "learning_rate": rate,
             "trained_rollouts": float(self.rollouts),
             "padding": 1.0 - self.useful / self.computed if self.computed else 0.0,
             "clip_fraction": clip_fraction(torch.cat(self.ratios), clip),

@@ -11,22 +11,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 
 import torch
 
 from echo_hub.config import RunConfig
+from echo_hub.learner.adaptive_clip import balanced_bounds
 from echo_hub.learner.advantages import whitened
+from echo_hub.learner.alignment import excess
 from echo_hub.learner.batches import micro_batches, padded_tokens
 from echo_hub.learner.checkpoint import TrainState
 from echo_hub.learner.guard import Measures, Memory, Refusal, Reward, Why, judge
+from echo_hub.learner.losses import ratio_of
 from echo_hub.learner.measures import cosine
 from echo_hub.learner.messages import TrainGroup
 from echo_hub.learner.objective import Objective, Tokens
 from echo_hub.learner.policy import Policy, Reading
 from echo_hub.learner.samples import Batch, Part, Sample, make_batch
+from echo_hub.learner.schedule import step_size
 from echo_hub.learner.seen import Seen
 from echo_hub.learner.values import ValueHead
 from echo_p2p.errors import UpdateRefusedError
@@ -108,10 +112,11 @@ class Trainer:
         seen = Seen()
         known = self._look_ahead(batch)
         reward = Reward.of([[r.reward for r in group.rollouts] for group in groups])
+        clip = self._clip(batch.samples, known)
         for part in batch.parts:
-            self._step(part, known, seen, reward)
+            self._step(replace(part, clip=clip), known, seen, reward)
         self._remember(seen.measures(reward))
-        metrics = batch.metrics | seen.metrics(self._config.learner.clip)
+        metrics = batch.metrics | seen.metrics(clip)
         metrics["seconds"] = time.perf_counter() - started
         return metrics
 
@@ -157,6 +162,25 @@ class Trainer:
         even = torch.split(whitened(torch.cat(advantages)), [len(row) for row in advantages])
         for sample, row, target in zip(samples, even, targets, strict=True):
             known[id(sample)].advantages, known[id(sample)].targets = row, target
+
+    def _clip(self, samples: list[Sample], known: dict[int, Known]) -> tuple[float, float]:
+        """How far the ratios of this update may leave 1, below and above."""
+        rules = self._config.learner
+        if not rules.balanced_clip or not samples:
+            return rules.clip
+        held = [known[id(sample)] for sample in samples]
+        proximal = torch.cat([one.proximal for one in held])
+        behaviour = torch.tensor([value for sample in samples for value in sample.behaviour])
+        advantages = torch.cat(
+            [
+                one.advantages
+                if self._objective.needs_values
+                else torch.full_like(one.proximal, sample.advantage)
+                for sample, one in zip(samples, held, strict=True)
+            ]
+        )
+        low, high = balanced_bounds(ratio_of(proximal, behaviour), advantages)
+        return 1.0 - low, high - 1.0
 
     def _read(self, samples: list[Sample]) -> Reading:
         """The policy's reading of the sampled tokens of these rollouts, end to end."""
@@ -232,13 +256,15 @@ class Trainer:
             loss += self._backward(units, part, known, seen)
         gradient = [grad for weight in weights if (grad := weight.grad) is not None]
         aligned = cosine(gradient, list(self._previous.values()))
-        for previous, grad in zip(self._previous.values(), gradient, strict=True):
-            previous.copy_(grad)
         norm = torch.nn.utils.clip_grad_norm_(weights, self._config.learner.max_grad_norm)
-        seen.step(loss, float(norm), aligned)
+        lag, ess = seen.age()
+        rate = step_size(self._config.learner, lag=lag, ess=ess, update=self.version + 1)
+        seen.step(loss, float(norm), aligned, rate)
         memory = Memory.from_json(self.state.facts.get("guard", {}))
         refusal = judge(memory, seen.measures(reward), self._config.guard)
         if refusal is None:
+            self._hold_back(gradient)
+            self._optimizer.param_groups[0]["lr"] = rate
             self._optimizer.step()
             if self._value_head is not None:
                 self._value_head.step(self._config.learner.max_grad_norm)
@@ -251,6 +277,15 @@ class Trainer:
                 why=refusal.why,
                 back_to=refusal.back_to,
             )
+
+    def _hold_back(self, gradient: list[torch.Tensor]) -> None:
+        """Take off what points too much where the last gradient did, and remember this one."""
+        last = list(self._previous.values())
+        times = excess(gradient, last, self._config.learner.alignment_limit)
+        for previous, grad in zip(last, gradient, strict=True):
+            whole = grad.clone()
+            grad.sub_(previous, alpha=times)
+            previous.copy_(whole)
 
     def _remember(self, measures: Measures) -> None:
         """An update was made: the guard judges the next ones by it."""
