@@ -33,9 +33,7 @@ def _with_options(module: str, name: str) -> Callable[[Mapping[str, Any], int], 
     """A task class of this package that reads its options itself."""
 
     def make(options: Mapping[str, Any], seed: int) -> AnyTask:
-        task: AnyTask = getattr(importlib.import_module(f"{__name__}.{module}"), name)(
-            options, seed
-        )
+        task: AnyTask = _class_of(module, name)(options, seed)
         return task
 
     return make
@@ -50,8 +48,13 @@ _TASKS: dict[str, Callable[[Mapping[str, Any], int], AnyTask]] = {
     "mathematics": _with_options("mathematics", "Mathematics"),
     "countdown": _with_options("countdown", "Countdown"),
 }
-_REASONING_GYM = "reasoning-gym:"
-_DATASET = "dataset:"
+_FAMILIES: dict[str, tuple[str, str, str]] = {
+    "reasoning-gym": ("dataset", "reasoning_gym", "ReasoningGym"),
+    "dataset": ("file or name", "dataset", "Dataset"),
+    "textarena": ("game", "textarena", "TextArena"),
+    "verifiers": ("package", "verifiers_tasksets", "Verifiers"),
+}
+"""Tasks of other packages and files, as `family:name`: what the name is of; module; class."""
 
 
 def make_task(name: str, options: Mapping[str, Any], seed: int) -> AnyTask:
@@ -61,15 +64,19 @@ def make_task(name: str, options: Mapping[str, Any], seed: int) -> AnyTask:
         options: `task.options` of run.toml.
         seed: `run.seed`; another seed gives other prompts.
     """
-    if name.startswith(_REASONING_GYM):
-        from echo_hub.tasks.reasoning_gym import ReasoningGym
-
-        return ReasoningGym(name.removeprefix(_REASONING_GYM), options, seed)
-    if name.startswith(_DATASET):
-        from echo_hub.tasks.dataset import Dataset
-
-        return Dataset(name.removeprefix(_DATASET), options, seed)
+    family, colon, member = name.partition(":")
+    if colon and family in _FAMILIES:
+        _, module, kind = _FAMILIES[family]
+        task: AnyTask = _class_of(module, kind)(member, options, seed)
+        return task
     if name not in _TASKS:
-        known = ", ".join([*_TASKS, f"{_REASONING_GYM}<dataset>", f"{_DATASET}<file or name>"])
-        raise ConfigError(f"there is no task {name!r}.", fix=f"There are: {known}.")
+        families = [f"{family}:<{what}>" for family, (what, _, _) in _FAMILIES.items()]
+        raise ConfigError(
+            f"there is no task {name!r}.", fix=f"There are: {', '.join([*_TASKS, *families])}."
+        )
     return _TASKS[name](options, seed)
+
+
+def _class_of(module: str, name: str) -> Any:
+    """A class of this package; its module, and what that needs, is loaded when it is wanted."""
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -66,7 +66,11 @@ class KnightsKnaves:
         if self._options.wording == "full":
             names = tuple(rng_of(self._seed, "names", split, index).sample(NAMES, self._people))
         kinds = ["knight" if knight else "knave" for knight in made.knights]
-        return Prompt(self._text(made, names), {"kinds": dict(zip(names, kinds, strict=True))})
+        data = {
+            "kinds": dict(zip(names, kinds, strict=True)),
+            "statements": made.statements,
+        }
+        return Prompt(self._text(made, names), data)
 
     def reward(self, prompt: Prompt, answer: str) -> float:
         try:
