@@ -188,6 +188,40 @@ def export(
         )
 
 
+@app.command("filter")
+def filter_prompts(
+    folder: Folder,
+    prompts: Annotated[int, typer.Option(min=1, help="Train prompts of each task.")] = 1000,
+    rollouts: Annotated[int, typer.Option(min=2, max=64, help="Answers to each prompt.")] = 8,
+    low: Annotated[float, typer.Option(help="Smallest pass rate that is kept.")] = 0.1,
+    high: Annotated[float, typer.Option(help="Largest pass rate that is kept.")] = 0.9,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write.", show_default="kept.json in FOLDER")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Measure how often the base solves each prompt, and keep those worth training on."""
+    from echo_hub.filtering import Band, filter_run
+    from echo_hub.status import run_folder
+
+    def progress(task: str, done: int, total: int) -> None:
+        if not json_output:
+            typer.echo(f"{task}: {done} of {total} prompts", err=True)
+
+    run = run_folder(folder)
+    file = (out or run.root / "kept.json").absolute()
+    made = filter_run(
+        run, file, prompts=prompts, rollouts=rollouts, band=Band(low, high), progress=progress
+    )
+    if json_output:
+        tasks = {one.label: {"measured": len(one.rates), "kept": len(one.prompts)} for one in made}
+        typer.echo(json.dumps({"file": str(file), "tasks": tasks}))
+        return
+    for one in made:
+        typer.echo(f"{one.label}: {len(one.prompts)} of {len(one.rates)} prompts kept")
+    typer.echo(f"Now, in each task of run.toml: kept = {json.dumps(str(file))}")
+
+
 @app.command()
 def plan(
     config: Annotated[Path, typer.Argument(help="The run.toml of the run.")],

@@ -18,6 +18,7 @@ import msgspec
 from echo_hub.confine import close_network, limit_memory
 from echo_hub.tasks import make_task
 from echo_hub.tasks.base import Prompt, Split, Task
+from echo_hub.tasks.kept import read_kept
 from echo_hub.tasks.mixture import Mixture
 from echo_hub.tokens import Tokenizer
 from echo_p2p.errors import ConfigError, TaskError
@@ -38,6 +39,7 @@ class TaskSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     options: dict[str, Any]
     template: Literal["raw", "chat"]
     buckets: int = 1
+    kept: str = ""
 
 
 class Setup(_Frame, frozen=True):
@@ -111,7 +113,13 @@ class Scorer:
             make_task(task.name, task.options, setup.seed) for task in setup.tasks
         ]
         self._templates = [task.template for task in setup.tasks]
-        self._mixture = Mixture([task.buckets for task in setup.tasks])
+        kept = [
+            read_kept(one.kept, name=one.name, options=one.options, seed=setup.seed)
+            if one.kept
+            else []
+            for one in setup.tasks
+        ]
+        self._mixture = Mixture([task.buckets for task in setup.tasks], kept=kept)
         room = self._tokenizer.context - setup.max_new_tokens
         self._longest = min(setup.longest_prompt, room)
         self._prompt = lru_cache(_REMEMBERED_PROMPTS)(self._make_prompt)

@@ -141,7 +141,11 @@ async def open_scorers(config: RunConfig, base: Path) -> AsyncIterator[Scorers]:
     setup = Setup(
         tasks=[
             TaskSetup(
-                name=task.name, options=task.options, template=task.template, buckets=task.buckets
+                name=task.name,
+                options=task.options,
+                template=task.template,
+                buckets=task.buckets,
+                kept=task.kept,
             )
             for task in config.all_tasks
         ],

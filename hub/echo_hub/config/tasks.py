@@ -27,6 +27,9 @@ class TaskSection(Strict):
     """Parts of its prompts of which the curriculum keeps a pass rate each: prompt i is in part
     i modulo this. As many as a dataset has rows: one for each row."""
 
+    kept: str = ""
+    """A file made by `echo-hub filter`: only the prompts it kept are trained on. Empty: all."""
+
     @property
     def called(self) -> str:
         """Its name in metrics."""

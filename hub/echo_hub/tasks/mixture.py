@@ -31,12 +31,20 @@ class Mixture:
     A run with a single arm has stride 1: its numbers are the task's own.
     """
 
-    def __init__(self, buckets: Sequence[int], weights: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[int],
+        weights: Sequence[float] | None = None,
+        *,
+        kept: Sequence[Sequence[int]] = (),
+    ) -> None:
         """
         Args:
             buckets: of each task, how many; and `weights`, how often it is drawn (equally).
+            kept: of each task, the indices of the only train prompts to use; empty is all.
         """
         self._buckets = list(buckets)
+        self._kept = kept or [()] * len(self._buckets)
         chances = weights or [1.0] * len(self._buckets)
         self.arms = [
             Arm(task, bucket, weight / count)
@@ -76,4 +84,5 @@ class Mixture:
         if number_of_arm >= len(self.arms):
             raise LookupError(f"train prompt {number} is of a task that this run no longer has")
         arm = self.arms[number_of_arm]
-        return arm.task, count * self._buckets[arm.task] + arm.bucket
+        index, kept = count * self._buckets[arm.task] + arm.bucket, self._kept[arm.task]
+        return arm.task, kept[index % len(kept)] if kept else index
