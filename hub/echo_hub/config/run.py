@@ -40,6 +40,9 @@ class BaseSection(Strict):
     """Folder of a Hugging Face snapshot (safetensors), or `addmix3`, the packaged small policy."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What nodes and auditor compute in."""
+    quantisation: Literal["none", "nf4"] = "none"
+    """How the learner holds the base: as it is, or in 4 bits (QLoRA: needs bitsandbytes). Nodes and
+    audits compute with the base as it is; the audits of an nf4 learner run on the CPU."""
 
 
 class SamplingSection(Strict):
@@ -167,12 +170,17 @@ class RunConfig(Strict):
         return Mixture([task.buckets for task in tasks], [task.weight for task in tasks])
 
     @model_validator(mode="after")
-    def _all_weights_are_float32(self) -> RunConfig:
+    def _all_weights_can_be_trained(self) -> RunConfig:
         if self.learner.adapter == "none" and self.base.dtype != "float32":
             raise wrong(
                 "base.dtype",
                 f'{self.base.dtype} does not go with learner.adapter = "none": steps of a usual '
                 'size would be rounded away; set "float32", or train a LoRA adapter',
+            )
+        if self.learner.adapter == "none" and self.base.quantisation != "none":
+            raise wrong(
+                "base.quantisation",
+                'weights of 4 bits cannot be trained: set "none", or learner.adapter = "lora"',
             )
         return self
 

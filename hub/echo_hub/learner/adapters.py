@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
@@ -155,9 +155,9 @@ def _matches(expression: str, name: str) -> bool:
         ) from error
 
 
-def lora_layers(model: torch.nn.Module) -> list[tuple[str, LoraLinear]]:
+def lora_layers(model: torch.nn.Module) -> list[tuple[str, Any]]:
     """The layers that an adapter is on, by name."""
-    return [(n, module) for n, module in model.named_modules() if isinstance(module, LoraLinear)]
+    return [(n, module) for n, module in model.named_modules() if isinstance(module, LoraLayer)]
 
 
 def check_tensors(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ _WIDTH = {"float32": 4, "bfloat16": 2}
 _STATES = 9
 """Float32 numbers for each trained weight: itself, its gradient and the one before, AdamW's two
 moments; and all but the gradient once more, to go back to if the update is refused."""
+_NF4 = 0.516
+"""Bytes of a weight in 4 bits, with its share of scales that are quantised too."""
 _LOGIT_BUFFERS = 4
 _MAX_HEADER = 16 << 20
 
@@ -167,18 +169,26 @@ def need_of(shape: Shape, config: RunConfig, *, longest: int, logits: int) -> Ne
     passing = tokens * width * (3 * shape.inner + 2 * shape.hidden)
     trained = trained_weights(shape, config)
     whole = config.learner.adapter == "none"
+    merged = shape.parameters if whole else _targeted(shape, targets_of(config))
+    base = 0 if whole else width * shape.parameters
+    if config.base.quantisation == "nf4":  # audits have the whole base on the CPU
+        linear = _targeted(shape, LINEAR_LAYERS)
+        audit = base + width * merged if config.learner.device == "cpu" else 0
+        base = round(width * (shape.parameters - linear) + _NF4 * linear)
+    else:
+        audit = width * merged
     return Need(
-        base=0 if whole else width * shape.parameters,
+        base=base,
         trained=_F32 * _STATES * trained,
         activations=activations(shape, config, tokens) + passing,
         logits=_F32 * _LOGIT_BUFFERS * logits,
-        audit=width * (shape.parameters if whole else _targeted(shape, config)),
+        audit=audit,
     )
 
 
-def _targeted(shape: Shape, config: RunConfig) -> int:
-    """Weights of the base's layers that an adapter is on."""
-    sides = map(shape.sides, targets_of(config))
+def _targeted(shape: Shape, targets: Iterable[str]) -> int:
+    """Weights of the base's layers of these kinds."""
+    sides = map(shape.sides, targets)
     return shape.layers * sum(a * b for a, b in sides)
 
 

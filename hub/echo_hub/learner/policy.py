@@ -13,16 +13,15 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from echo_hub.config import LearnerSection
 from echo_hub.learner.adapters import LoraAdapter, WholeModel, check_tensors, make_adapter
+from echo_hub.learner.base import Dtype, Quantisation, load_base
 from echo_hub.learner.batches import rows_of
 from echo_hub.learner.device import check_device
 from echo_hub.learner.heads import TokenScores, head_rows, slices, token_scores
@@ -66,12 +65,13 @@ class Policy:
         base: Path,
         config: LearnerSection,
         *,
-        dtype: Literal["float32", "bfloat16"],
+        dtype: Dtype,
         seed: int,
+        quantisation: Quantisation = "none",
     ) -> Policy:
         """Load a base snapshot; a LoRA adapter is fresh, with weights that `seed` determines."""
         check_device(config.device)
-        model = load_base(base, dtype)
+        model = load_base(base, dtype, quantisation, device=config.device)
         policy = cls(make_adapter(model, config, seed=seed), config.device)
         if config.gradient_checkpointing:
             recompute_layers(policy.causal)
@@ -208,25 +208,3 @@ class Policy:
         alone = self._hidden(torch.cat([one, one.flip(-1)]), None).float()
         apart = (both.reshape(alone.shape) - alone).abs().max()
         return bool(apart <= 0.02 * alone.abs().max())
-
-
-def load_base(base: Path, dtype: Literal["float32", "bfloat16"]) -> PreTrainedModel:
-    """A snapshot's model, without any code or attention of its own; ConfigError says what is wrong.
-
-    The weights are in `dtype`, whatever they were saved in.
-    """
-    transformers_logging.disable_progress_bar()
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            base,
-            local_files_only=True,
-            use_safetensors=True,
-            attn_implementation="sdpa",  # never one that the snapshot names
-            dtype=getattr(torch, dtype),
-        )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigError(
-            f"cannot load a base model from {base}: {error}",
-            fix="base.path must be a folder with config.json and safetensors files.",
-        ) from error
-    return model

@@ -28,6 +28,7 @@ from echo_p2p.pipes import ParentPipe
 
 if TYPE_CHECKING:
     from echo_hub.audit.derive import Auditor
+    from echo_hub.learner.policy import Policy
     from echo_hub.learner.trainer import Trainer
 
 _COMMAND: Any = Command  # a union, which `type[T]` has no room for
@@ -39,6 +40,7 @@ class Server:
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
         self._auditor: Auditor | None = None
+        self._started: Start | None = None
 
     def answer(self, command: Command) -> Answer:
         try:
@@ -52,7 +54,7 @@ class Server:
         if isinstance(command, Start):
             if self._trainer is not None:
                 raise LearnerError("the learner was started before.")
-            self._trainer = _start(command)
+            self._trainer, self._started = _start(command), command
             weights = self._trainer.policy.weights.values()
             return Started(
                 version=self._trainer.version, trainable=sum(weight.numel() for weight in weights)
@@ -74,7 +76,7 @@ class Server:
         from echo_hub.audit.derive import Auditor
 
         if self._auditor is None:
-            self._auditor = Auditor(trainer.policy)
+            self._auditor = Auditor(_audit_policy(trainer, self._started))
         return AuditedAll(
             [
                 _failed(found) if isinstance(found, LearnerError) else found
@@ -99,7 +101,11 @@ def _start(command: Start) -> Trainer:
         torch.set_num_threads(config.learner.threads)
     _check_memory(Path(command.base), config)
     policy = Policy.load(
-        Path(command.base), config.learner, dtype=config.base.dtype, seed=config.run.seed
+        Path(command.base),
+        config.learner,
+        dtype=config.base.dtype,
+        seed=config.run.seed,
+        quantisation=config.base.quantisation,
     )
     trainer = Trainer(policy, config)
     if command.checkpoint is None:
@@ -108,6 +114,18 @@ def _start(command: Start) -> Trainer:
     else:
         trainer.resume(Path(command.checkpoint))
     return trainer
+
+
+def _audit_policy(trainer: Trainer, start: Start | None) -> Policy:
+    """What audits read with: the learner's own base, or, if that has 4 bits only, the whole one."""
+    from echo_hub.learner.policy import Policy
+
+    assert start is not None
+    config = RunConfig.model_validate_json(start.config)
+    if config.base.quantisation == "none":
+        return trainer.policy
+    on_cpu = config.learner.model_copy(update={"device": "cpu"})
+    return Policy.load(Path(start.base), on_cpu, dtype=config.base.dtype, seed=config.run.seed)
 
 
 def _check_memory(base: Path, config: RunConfig) -> None:
