@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from echo_hub.cli import app
 from echo_hub.config import RunConfig
+from echo_hub.evaluation import Evaluated, estimate
 from echo_hub.export import export_run
 from echo_hub.learner.trainer import Trainer
 from echo_hub.leases import OpenLease
@@ -73,7 +74,7 @@ async def _fill_ledger(folder: RunFolder, config: RunConfig) -> None:
             group = await ledger.add_group(lease, version=version - 1, rollouts=8, envelope=b"e")
             await ledger.set_scored(group, [1.0] * 8)
             await ledger.commit_update(version, [group], {"reward_mean": 0.25 * version})
-        await ledger.record_evaluation(2, 0.625, 16)
+        await ledger.record_evaluation(Evaluated(2, estimate([1.0] * 10 + [0.0] * 6), {}))
 
 
 @pytest.fixture(scope="module")
