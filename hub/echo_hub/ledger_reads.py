@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, Row, func, select
 
 from echo_hub.audit.sequential import NodeEvidence
-from echo_hub.curriculum import History
+from echo_hub.curriculum import History, by_task
 from echo_hub.evaluation import Evaluated
 from echo_hub.leases import OpenLease
 from echo_hub.ledger_schema import (
@@ -26,6 +26,8 @@ from echo_hub.ledger_schema import (
 from echo_hub.ledger_swarm import count_accusers, read_accusations, read_spreads
 from echo_hub.reputation import Record
 from echo_hub.spread import Spread, summary_of
+
+_LOOK_BACK = 20  # updates
 
 
 @dataclass(frozen=True)
@@ -270,6 +272,15 @@ def _lease(row: Row[Any]) -> OpenLease:
     )
 
 
+def _tasks(connection: Connection) -> dict[str, dict[str, float]]:
+    """The newest metrics of each task: not every update has groups of every task before it."""
+    query = select(updates.c.metrics).order_by(updates.c.version.desc()).limit(_LOOK_BACK)
+    found: dict[str, dict[str, float]] = {}
+    for metrics in connection.scalars(query):
+        found = by_task(metrics) | found
+    return dict(sorted(found.items()))
+
+
 def facts_of(connection: Connection) -> dict[str, object]:
     """The facts of `echo-hub status`, as plain JSON values."""
     last = connection.execute(
@@ -290,6 +301,7 @@ def facts_of(connection: Connection) -> dict[str, object]:
         "published_version": published.version if published is not None else None,
         "last_update_at": last.committed_at if last is not None else None,
         "last_metrics": last.metrics if last is not None else {},
+        "tasks": _tasks(connection),
         "heldout_reward": {str(one.version): one.all.reward for one in evaluated},
         "evaluations": [one.as_dict() for one in evaluated],
         "rollouts_accepted": accepted,

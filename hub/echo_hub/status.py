@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_hub.config import load_config
-from echo_hub.curriculum import PREFIX, by_task
+from echo_hub.curriculum import PREFIX
 from echo_hub.evaluation import Evaluated
 from echo_hub.paths import RunFolder
 from echo_hub.spread import sentence_of
@@ -38,9 +38,8 @@ def read_status(root: Path) -> dict[str, Any]:
     config = load_config(folder.config)
     facts: dict[str, Any] = {"run": config.run.id, "task": config.shown_tasks}
     facts |= read_facts(folder.ledger)
-    metrics = facts["last_metrics"]
-    facts["tasks"] = by_task(metrics)
-    facts["last_metrics"] = {k: v for k, v in metrics.items() if not k.startswith(PREFIX)}
+    metrics = facts["last_metrics"].items()  # those of tasks have a place of their own
+    facts["last_metrics"] = {key: value for key, value in metrics if not key.startswith(PREFIX)}
     return facts
 
 
