@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from queue import SimpleQueue
-from typing import BinaryIO, TypeVar
+from typing import IO, BinaryIO, TypeVar
 
 import msgspec
 import trio
@@ -196,6 +196,24 @@ async def child_process(
             nursery.cancel_scope.cancel()
 
 
+def read_frame(pipe: IO[bytes]) -> bytes | None:
+    """The next frame's body, blocking; None at the end of the pipe, or where framing is lost."""
+    header = pipe.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    size = _HEADER.unpack(header)[0]
+    if size > MAX_FRAME_BYTES:  # both ends are ours: the framing is lost, and with it all else
+        return None
+    body = pipe.read(size)
+    return body if len(body) == size else None
+
+
+def write_frame(pipe: IO[bytes], body: bytes) -> None:
+    """Write one frame, blocking; BrokenPipeError if nobody reads any more."""
+    pipe.write(_HEADER.pack(len(body)) + body)
+    pipe.flush()
+
+
 class ParentPipe:
     """The child's side: blocking reads and writes on what were its stdin and stdout.
 
@@ -225,27 +243,15 @@ class ParentPipe:
         return decode(body, kind)
 
     def _read_frames(self) -> None:
-        while (body := self._read_frame()) is not None:
+        while (body := read_frame(self._in)) is not None:
             self._frames.put(body)
         if (self._working or not self._frames.empty()) and not self._outlive_work:
             os._exit(0)
         self._frames.put(None)
 
-    def _read_frame(self) -> bytes | None:
-        header = self._in.read(_HEADER.size)
-        if len(header) < _HEADER.size:
-            return None
-        size = _HEADER.unpack(header)[0]
-        if size > MAX_FRAME_BYTES:  # both ends are ours: the framing is lost, and with it all else
-            return None
-        body = self._in.read(size)
-        return body if len(body) == size else None
-
     def send(self, message: msgspec.Struct) -> None:
         """Write one message; ends the process quietly if the parent is gone."""
-        body = encode(message)
         try:
-            self._out.write(_HEADER.pack(len(body)) + body)
-            self._out.flush()
+            write_frame(self._out, encode(message))
         except BrokenPipeError:
             os._exit(0)

@@ -103,6 +103,15 @@ def large(**learner: Any) -> RunConfig:
     return make_config(base={"dtype": dtype}, learner={"device": "cuda", **learner})
 
 
+def test_a_sharded_base_needs_a_part_of_it_on_each_device():
+    whole = need_of(SEVEN_B, large(), longest=LONGEST, logits=LOGITS)
+    parts = [need_of(SEVEN_B, large(), longest=LONGEST, logits=LOGITS, shards=n) for n in (2, 4, 8)]
+    assert whole.base > parts[0].base > parts[1].base > parts[2].base > whole.base / 8
+    assert parts[1].base < whole.base / 2  # but for what stays whole, a quarter
+    assert parts[1].audit < whole.audit / 10
+    assert parts[1].trained == whole.trained
+
+
 def test_a_large_model_s_parts_are_of_the_known_sizes():
     need = need_of(SEVEN_B, large(), longest=LONGEST, logits=LOGITS)
     assert need.base == 2 * SEVEN_B.parameters

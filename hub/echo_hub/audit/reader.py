@@ -48,6 +48,10 @@ class Reader:
             with self._policy.wearing(self._read(adapter)):
                 yield
             return
+        if self._policy.sharded:
+            with self._merging(self._policy.read_adapter(adapter)):
+                yield
+            return
         merged = self._merge(adapter)
         bases = [layer.get_base_layer() for _, _, layer in self._places]
         own = [base.weight.data for base in bases]
@@ -59,6 +63,18 @@ class Reader:
         finally:
             for (name, parent, layer), base, weight in zip(self._places, bases, own, strict=True):
                 base.weight.data = weight
+                setattr(parent, name.rpartition(".")[2], layer)
+
+    @contextmanager
+    def _merging(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Within the block each layer merges the adapter for itself, whenever it is used: only then
+        are the weights of a sharded base there."""
+        try:
+            for name, parent, layer in self._places:
+                setattr(parent, name.rpartition(".")[2], _MergedWhenUsed(name, layer, tensors))
+            yield
+        finally:
+            for name, parent, layer in self._places:
                 setattr(parent, name.rpartition(".")[2], layer)
 
     def answers(
@@ -113,6 +129,19 @@ class Reader:
             weights = [_merged(name, layer, tensors) for name, _, layer in self._places]
             self._last = (adapter, weights)
         return self._last[1]
+
+
+class _MergedWhenUsed(torch.nn.Module):
+    """A layer as its base with an adapter merged, which is never kept."""
+
+    def __init__(self, name: str, layer: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._of = (name, layer, tensors)  # in a tuple, so that it is no child of this module
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        name, layer, tensors = self._of
+        weight = _merged(name, layer, tensors)
+        return torch.nn.functional.linear(inputs, weight, layer.get_base_layer().bias)
 
 
 def _merged(name: str, layer: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

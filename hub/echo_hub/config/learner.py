@@ -84,6 +84,11 @@ class LearnerSection(AdapterFields):
     """Padded tokens in one forward and backward pass."""
     device: str = "cpu"
     """torch device of the learner."""
+    devices: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that share one update, each on a device of its own (cuda:0, cuda:1, ...)."""
+    sharding: Literal["auto", "replicate", "shard"] = "auto"
+    """With several devices: the base whole on each, or in pieces on all (FSDP2). `auto` shards if a
+    whole one would not fit."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of the learner; 0 leaves torch's default."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 4

@@ -155,13 +155,15 @@ def activations(shape: Shape, config: RunConfig, tokens: int) -> int:
     return tokens * (layer * shape.layers + _F32 * shape.hidden)
 
 
-def need_of(shape: Shape, config: RunConfig, *, longest: int, logits: int) -> Need:
+def need_of(shape: Shape, config: RunConfig, *, longest: int, logits: int, shards: int = 1) -> Need:
     """What the learner of a configuration needs.
 
     Args:
         longest: tokens of the longest prompt and answer together: one sequence may be more than
             learner.microbatch_tokens.
         logits: logits that are in memory at once (`heads.head_rows` times the vocabulary).
+        shards: devices that share the base's layers; each then has two layers whole at a time, and
+            audits merge an adapter layer by layer.
     """
     width = _WIDTH[config.base.dtype]
     tokens = max(config.learner.microbatch_tokens, longest)
@@ -177,6 +179,10 @@ def need_of(shape: Shape, config: RunConfig, *, longest: int, logits: int) -> Ne
         base = round(width * (shape.parameters - linear) + _NF4 * linear)
     else:
         audit = width * merged
+    if shards > 1:
+        layers = width * _targeted(shape, LINEAR_LAYERS)
+        audit = layers // shape.layers
+        base += layers // shards + 2 * audit - layers
     return Need(
         base=base,
         trained=_F32 * _STATES * trained,
@@ -193,10 +199,17 @@ def _targeted(shape: Shape, targets: Iterable[str]) -> int:
 
 
 def check_fit(
-    shape: Shape, config: RunConfig, *, memory: int, where: str, longest: int, logits: int
+    shape: Shape,
+    config: RunConfig,
+    *,
+    memory: int,
+    where: str,
+    longest: int,
+    logits: int,
+    shards: int = 1,
 ) -> Need:
     """ConfigError with a way out unless the learner fits into `memory` bytes of `where`."""
-    need = need_of(shape, config, longest=longest, logits=logits)
+    need = need_of(shape, config, longest=longest, logits=logits, shards=shards)
     if need.total <= memory:
         return need
     raise ConfigError(
@@ -204,17 +217,19 @@ def check_fit(
         f"base {_gb(need.base)}, what is trained with its optimiser {_gb(need.trained)}, "
         f"activations {_gb(need.activations)}, logits {_gb(need.logits)}, audits "
         f"{_gb(need.audit)}.",
-        fix=_way_out(shape, config, memory=memory, longest=longest, logits=logits),
+        fix=_way_out(shape, config, memory=memory, longest=longest, logits=logits, shards=shards),
     )
 
 
-def _way_out(shape: Shape, config: RunConfig, *, memory: int, longest: int, logits: int) -> str:
+def _way_out(
+    shape: Shape, config: RunConfig, *, memory: int, longest: int, logits: int, shards: int
+) -> str:
     """The least change of run.toml after which it fits."""
     for settings in _changes(config, longest):
         changed = config.model_copy(
             update={"learner": config.learner.model_copy(update=dict(settings))}
         )
-        if need_of(shape, changed, longest=longest, logits=logits).total <= memory:
+        if need_of(shape, changed, longest=longest, logits=logits, shards=shards).total <= memory:
             return f"Set {' and '.join(f'learner.{k} = {json.dumps(v)}' for k, v in settings)}."
     return "Choose a smaller base.path, shorter answers, or a device with more memory."
 

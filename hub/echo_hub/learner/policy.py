@@ -24,6 +24,7 @@ from echo_hub.learner.adapters import LoraAdapter, WholeModel, check_tensors, ma
 from echo_hub.learner.base import Dtype, Quantisation, load_base
 from echo_hub.learner.batches import rows_of
 from echo_hub.learner.device import check_device
+from echo_hub.learner.distributed import ALONE, Ranks
 from echo_hub.learner.heads import TokenScores, head_rows, slices, token_scores
 from echo_hub.learner.recompute import recompute_layers
 from echo_p2p.errors import ConfigError, LearnerError
@@ -48,9 +49,12 @@ class Policy:
     takes several sequences in one row (see `echo_hub.learner.batches`).
     """
 
-    def __init__(self, adapter: LoraAdapter | WholeModel, device: str) -> None:
+    def __init__(
+        self, adapter: LoraAdapter | WholeModel, device: str, ranks: Ranks = ALONE
+    ) -> None:
         self.adapter = adapter
-        self.causal: Any = adapter.causal.to(device).eval()
+        self.causal: Any = ranks.place(adapter.causal, adapter.weights.values(), device).eval()
+        self.sharded = ranks.sharded
         self.weights = adapter.weights
         self.vocab_size: int = self.causal.config.vocab_size
         self.device = self._device = torch.device(device)
@@ -68,11 +72,12 @@ class Policy:
         dtype: Dtype,
         seed: int,
         quantisation: Quantisation = "none",
+        ranks: Ranks = ALONE,
     ) -> Policy:
         """Load a base snapshot; a LoRA adapter is fresh, with weights that `seed` determines."""
         check_device(config.device)
         model = load_base(base, dtype, quantisation, device=config.device)
-        policy = cls(make_adapter(model, config, seed=seed), config.device)
+        policy = cls(make_adapter(model, config, seed=seed), config.device, ranks)
         if config.gradient_checkpointing:
             recompute_layers(policy.causal)
         return policy
@@ -80,8 +85,12 @@ class Policy:
     def answers(self, sequences: Sequence[PromptAndAnswer]) -> tuple[torch.Tensor, torch.Tensor]:
         """One forward pass: hidden states [N, H] that predict the N answer tokens, and those [N].
 
-        The answers lie end to end, in the order of `sequences`.
+        The answers lie end to end, in the order of `sequences`. Of no sequences they are empty, but
+        the pass is made: other ranks may wait for this one in each layer.
         """
+        if not sequences:
+            hidden = self._hidden(torch.zeros((1, 1), dtype=torch.long), None)
+            return hidden[0, :0], torch.zeros(0, dtype=torch.long, device=self._device)
         if not all(prompt and answer for prompt, answer in sequences):
             raise LearnerError("a prompt or an answer is empty.")
         lengths = [len(prompt) + len(answer) for prompt, answer in sequences]

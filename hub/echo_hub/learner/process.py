@@ -23,12 +23,14 @@ from echo_hub.learner.messages import (
     Trained,
 )
 from echo_hub.run_facts import LONGEST_PROMPT
-from echo_p2p.errors import ConfigError, EchoError, LearnerError, UpdateRefusedError
+from echo_p2p.errors import ConfigError, EchoError, LearnerError, ProcessError, UpdateRefusedError
 from echo_p2p.pipes import ParentPipe
 
 if TYPE_CHECKING:
     from echo_hub.audit.derive import Auditor
+    from echo_hub.learner.distributed import Ranks
     from echo_hub.learner.policy import Policy
+    from echo_hub.learner.seats import Seat
     from echo_hub.learner.trainer import Trainer
 
 _COMMAND: Any = Command  # a union, which `type[T]` has no room for
@@ -38,13 +40,21 @@ class Server:
     """Carries out commands; torch is first imported by `Start`."""
 
     def __init__(self) -> None:
+        self.seat: Seat | None = None  # which of several ranks this is
         self._trainer: Trainer | None = None
         self._auditor: Auditor | None = None
         self._started: Start | None = None
 
+    @property
+    def sharded(self) -> bool:
+        """Whether the base lies in pieces on several ranks."""
+        return self._trainer is not None and self._trainer.policy.sharded
+
     def answer(self, command: Command) -> Answer:
         try:
             return self._carry_out(command)
+        except ProcessError:  # of another rank: no state can be relied on
+            raise
         except UpdateRefusedError as error:
             return Failed(message=error.message, why=error.why, back_to=error.back_to)
         except EchoError as error:
@@ -54,7 +64,7 @@ class Server:
         if isinstance(command, Start):
             if self._trainer is not None:
                 raise LearnerError("the learner was started before.")
-            self._trainer, self._started = _start(command), command
+            self._trainer, self._started = _start(command, self.seat), command
             weights = self._trainer.policy.weights.values()
             return Started(
                 version=self._trainer.version, trainable=sum(weight.numel() for weight in weights)
@@ -90,24 +100,32 @@ def _failed(error: EchoError) -> Failed:
     return Failed(message=error.message, fix=error.fix, settings=settings)
 
 
-def _start(command: Start) -> Trainer:
+def _start(command: Start, seat: Seat | None) -> Trainer:
     import torch
 
+    from echo_hub.learner import distributed
     from echo_hub.learner.policy import Policy
     from echo_hub.learner.trainer import Trainer
 
     config = RunConfig.model_validate_json(command.config)
     if config.learner.threads:
         torch.set_num_threads(config.learner.threads)
-    _check_memory(Path(command.base), config)
+    ranks = distributed.Ranks()
+    if seat is not None:
+        ranks = distributed.join(seat, config.learner)
+        device = distributed.device_of(seat, config.learner.device)
+        learner = config.learner.model_copy(update={"device": device})
+        config = config.model_copy(update={"learner": learner})
+    ranks.sharded = _check_memory(Path(command.base), config, ranks)
     policy = Policy.load(
         Path(command.base),
         config.learner,
         dtype=config.base.dtype,
         seed=config.run.seed,
         quantisation=config.base.quantisation,
+        ranks=ranks,
     )
-    trainer = Trainer(policy, config)
+    trainer = Trainer(policy, config, ranks)
     if command.checkpoint is None:
         _check_nothing_is_lost(Path(command.out))
         trainer.save(Path(command.out))
@@ -128,25 +146,44 @@ def _audit_policy(trainer: Trainer, start: Start | None) -> Policy:
     return Policy.load(Path(start.base), on_cpu, dtype=config.base.dtype, seed=config.run.seed)
 
 
-def _check_memory(base: Path, config: RunConfig) -> None:
-    """ConfigError if this learner cannot fit into its device; nothing of the base is loaded yet."""
+def _check_memory(base: Path, config: RunConfig, ranks: Ranks) -> bool:
+    """ConfigError if this learner cannot fit into its device; nothing of the base is loaded yet.
+
+    Returns whether the base is to be sharded over the ranks: `auto` does if it would not fit whole.
+    """
     import torch
 
     from echo_hub.learner.device import check_device, memory_of
-    from echo_hub.learner.fit import check_fit, shape_of
+    from echo_hub.learner.fit import check_fit, need_of, shape_of
     from echo_hub.learner.heads import head_rows
 
     check_device(config.learner.device)
     device, shape = torch.device(config.learner.device), shape_of(base)
-    if shape is not None:  # else nothing can be said
-        check_fit(
-            shape,
-            config,
-            memory=memory_of(device),
-            where=str(device),
-            longest=LONGEST_PROMPT + config.sampling.max_new_tokens,
-            logits=head_rows(shape.vocabulary, device) * shape.vocabulary,
+    sharded = ranks.size > 1 and config.learner.sharding == "shard"
+    whole_only = config.base.quantisation != "none" or config.learner.adapter == "none"
+    if sharded and whole_only:
+        raise ConfigError(
+            'learner.sharding = "shard" is for a base that stays as it is, in its full width.',
+            fix='Set it to "replicate"; or adapter = "lora" and base.quantisation = "none".',
         )
+    if shape is None:  # nothing can be said
+        return sharded
+    memory = memory_of(device) // (ranks.size if device.type == "cpu" else 1)
+    longest = LONGEST_PROMPT + config.sampling.max_new_tokens
+    logits = head_rows(shape.vocabulary, device) * shape.vocabulary
+    if config.learner.sharding == "auto" and ranks.size > 1 and not whole_only:
+        whole = need_of(shape, config, longest=longest, logits=logits)
+        sharded = ranks.total(whole.total > memory)[0] > 0  # of any rank: all do alike
+    check_fit(
+        shape,
+        config,
+        memory=memory,
+        where=str(device),
+        longest=longest,
+        logits=logits,
+        shards=ranks.size if sharded else 1,
+    )
+    return sharded
 
 
 def _check_nothing_is_lost(first: Path) -> None:
@@ -160,10 +197,13 @@ def _check_nothing_is_lost(first: Path) -> None:
 
 
 def main() -> None:
+    from echo_hub.learner.ranks import Leader
+
     pipe = ParentPipe()
-    server = Server()
+    leader = Leader()
     while (command := pipe.receive(_COMMAND)) is not None:
-        pipe.send(server.answer(command))
+        pipe.send(leader.answer(command))
+    leader.close()
 
 
 if __name__ == "__main__":

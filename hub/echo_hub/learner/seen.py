@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from echo_hub.learner.distributed import Ranks
 from echo_hub.learner.guard import Measures, Reward
 from echo_hub.learner.measures import clip_fraction, mismatch, ratio_metrics
 from echo_hub.learner.objective import Outcome, Tokens
+
+MEANS = ("entropy", "kl_reference", "value_error")
+"""What `Outcome.sums` may hold."""
 
 
 @dataclass
@@ -36,6 +40,20 @@ class Seen:
         self.lags.append(tokens.lags.cpu())
         for name, value in outcome.sums.items():
             self.sums[name] += value
+
+    def join(self, own: Seen, ranks: Ranks) -> None:
+        """Take up what all ranks, this one `own`, have seen of a step."""
+        self.log_ratios.append(ranks.gather(torch.cat(own.log_ratios)))
+        self.ratios.append(ranks.gather(torch.cat(own.ratios)))
+        self.lags.append(ranks.gather(torch.cat(own.lags)))
+        counts = ranks.total(own.rollouts, own.useful, own.computed)
+        self.rollouts += int(counts[0])
+        self.useful += int(counts[1])
+        self.computed += int(counts[2])
+        for name in MEANS:
+            total, known = ranks.total(own.sums.get(name, 0.0), name in own.sums)
+            if known:  # on one rank at least
+                self.sums[name] += total
 
     def step(self, loss: float, norm: float, aligned: float, rate: float) -> None:
         """An optimiser step: its loss, gradient norm, cosine with the step before, and its size."""

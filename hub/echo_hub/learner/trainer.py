@@ -10,7 +10,7 @@ fails the state is bit for bit as before (see `checkpoint`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -21,8 +21,9 @@ from echo_hub.config import RunConfig
 from echo_hub.learner.adaptive_clip import balanced_bounds
 from echo_hub.learner.advantages import whitened
 from echo_hub.learner.alignment import excess
-from echo_hub.learner.batches import micro_batches, padded_tokens
+from echo_hub.learner.batches import padded_tokens
 from echo_hub.learner.checkpoint import TrainState
+from echo_hub.learner.distributed import ALONE, Ranks
 from echo_hub.learner.guard import Measures, Memory, Refusal, Reward, Why, judge
 from echo_hub.learner.losses import ratio_of
 from echo_hub.learner.measures import cosine
@@ -33,7 +34,7 @@ from echo_hub.learner.samples import Batch, Part, Sample, make_batch
 from echo_hub.learner.schedule import step_size
 from echo_hub.learner.seen import Seen
 from echo_hub.learner.values import ValueHead
-from echo_p2p.errors import UpdateRefusedError
+from echo_p2p.errors import LearnerError, UpdateRefusedError
 
 
 @dataclass
@@ -49,8 +50,9 @@ class Known:
 class Trainer:
     """A policy and its optimiser; `state` is all that an update changes."""
 
-    def __init__(self, policy: Policy, config: RunConfig) -> None:
+    def __init__(self, policy: Policy, config: RunConfig, ranks: Ranks = ALONE) -> None:
         self.policy = policy
+        self._ranks = ranks
         self._config = config
         learner = config.learner
         self._optimizer = torch.optim.AdamW(
@@ -86,15 +88,15 @@ class Trainer:
         try:
             metrics = self._update(groups)
             self.state.version += 1
-            self.state.save(out)
+            self.save(out)
         except BaseException:
             self.state.restore(before)
             raise
         return metrics
 
     def save(self, out: Path) -> None:
-        """Write a checkpoint folder, whole or not at all."""
-        self.state.save(out)
+        """Write a checkpoint folder, whole or not at all; of several ranks, the first does."""
+        self._ranks.first(lambda: self.state.save(out))
 
     def resume(self, checkpoint: Path) -> None:
         """Take over the state in a checkpoint folder; LearnerError if it is not one of this run."""
@@ -109,6 +111,7 @@ class Trainer:
             staleness=self._config.staleness,
             limit=self._config.sampling.max_new_tokens,
         )
+        self._check_ids(batch)
         seen = Seen()
         known = self._look_ahead(batch)
         reward = Reward.of([[r.reward for r in group.rollouts] for group in groups])
@@ -120,11 +123,23 @@ class Trainer:
         metrics["seconds"] = time.perf_counter() - started
         return metrics
 
-    def _micro_batches(self, units: list[list[Sample]]) -> Iterator[list[list[Sample]]]:
+    def _check_ids(self, batch: Batch) -> None:
+        """Of all ranks' sequences on each: an error that one rank alone had would leave the others
+        waiting for it."""
+        known = range(self.policy.vocab_size)
+        for sample in batch.samples:
+            ids = sample.prompt + sample.answer
+            if not sample.prompt or min(ids) not in known or max(ids) not in known:
+                raise LearnerError(
+                    "a prompt is empty, or a sequence has a token id that is not in the vocabulary."
+                )
+
+    def _micro_batches(self, units: list[list[Sample]]) -> list[list[list[list[Sample]]]]:
+        """Of each rank."""
         lengths = [sum(sample.length for sample in unit) for unit in units]
         budget = self._config.learner.microbatch_tokens
-        for batch in micro_batches(lengths, budget, packed=self.policy.packs):
-            yield [units[i] for i in batch]
+        shares = self._ranks.divide(lengths, budget, packed=self.policy.packs)
+        return [[[units[i] for i in batch] for batch in share] for share in shares]
 
     @torch.no_grad()
     def _look_ahead(self, batch: Batch) -> dict[int, Known]:
@@ -133,17 +148,22 @@ class Trainer:
         if not (objective.needs_proximal or objective.needs_values):
             return {}
         samples = [unit for part in batch.parts for unit in part.units]
-        known: dict[int, Known] = {}
-        for units in self._micro_batches(samples):
-            chosen = [sample for unit in units for sample in unit]
-            reading = self._read(chosen)
-            cut = [len(sample.sampled) for sample in chosen]
-            proximal = torch.split(reading.logprobs.cpu(), cut)
-            values = [torch.empty(0)] * len(chosen)
+        shares = self._micro_batches(samples)
+        logprobs, values = [torch.empty(0)], [torch.empty(0)]
+        for units in shares[self._ranks.rank]:
+            reading = self._read([sample for unit in units for sample in unit])
+            logprobs.append(reading.logprobs.cpu())
             if self._value_head is not None:
-                values = list(torch.split(self._value_head(reading.hidden).cpu(), cut))
-            for sample, own, value in zip(chosen, proximal, values, strict=True):
-                known[id(sample)] = Known(own, value)
+                values.append(self._value_head(reading.hidden).cpu())
+        in_order = [one for share in shares for units in share for unit in units for one in unit]
+        cut = [len(sample.sampled) for sample in in_order]
+        known = {}
+        proximal = torch.split(self._ranks.gather(torch.cat(logprobs)), cut)
+        expected = self._ranks.gather(torch.cat(values))
+        if self._value_head is None:
+            expected = torch.zeros(sum(cut))
+        for sample, own, value in zip(in_order, proximal, torch.split(expected, cut), strict=True):
+            known[id(sample)] = Known(own, value)
         if objective.needs_values:
             self._estimate(batch.samples, known)
         return known
@@ -215,13 +235,13 @@ class Trainer:
         reading = self._read(samples)
         device = reading.logprobs.device
         held = [known[id(sample)] for sample in samples] if known else []
-        lengths = torch.tensor([len(sample.sampled) for sample in samples])
+        lengths = torch.tensor([len(sample.sampled) for sample in samples], dtype=torch.long)
 
         def each(values: list[float]) -> torch.Tensor:
             return torch.tensor(values).repeat_interleave(lengths).to(device)
 
         def joined(rows: list[torch.Tensor]) -> torch.Tensor:
-            return torch.cat(rows).to(device)
+            return torch.cat([torch.empty(0), *rows]).to(device)
 
         advantages = each([sample.advantage for sample in samples])
         values = targets = before = proximal = None
@@ -251,9 +271,13 @@ class Trainer:
         weights = list(self.policy.weights.values())
         for weight in weights:
             weight.grad = torch.zeros_like(weight)
-        loss = 0.0
-        for units in self._micro_batches(part.units):
-            loss += self._backward(units, part, known, seen)
+        loss, own = 0.0, Seen()
+        for units in self._micro_batches(part.units)[self._ranks.rank]:
+            loss += self._backward(units, part, known, own)
+        trained = [*weights, *([] if self._value_head is None else [self._value_head.weight])]
+        self._ranks.sum_gradients(trained)
+        seen.join(own, self._ranks)
+        (loss,) = self._ranks.total(loss)
         gradient = [grad for weight in weights if (grad := weight.grad) is not None]
         aligned = cosine(gradient, list(self._previous.values()))
         norm = torch.nn.utils.clip_grad_norm_(weights, self._config.learner.max_grad_norm)
@@ -277,6 +301,7 @@ class Trainer:
                 why=refusal.why,
                 back_to=refusal.back_to,
             )
+        self._ranks.check_alike(weights)
 
     def _hold_back(self, gradient: list[torch.Tensor]) -> None:
         """Take off what points too much where the last gradient did, and remember this one."""
