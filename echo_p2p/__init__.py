@@ -6,5 +6,5 @@ Invariants: nothing here knows the hub or the node, and nothing here imports tor
 
 __version__ = "0.1.0"
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Protocol version. Peers with another number refuse each other with a typed error."""

@@ -28,6 +28,9 @@ MAX_CHUNK_BYTES = 4 * MIB
 MAX_CHUNKS = 1 << 16
 MAX_ADDRESSES = 16
 MAX_VERDICTS = 64
+MAX_TURNS = 64
+MAX_STATE_BYTES = 16 * KIB
+MAX_WRAP_TOKENS = 256
 
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -41,6 +44,14 @@ Sentence = Annotated[str, Meta(max_length=1000)]
 Code = Annotated[str, Meta(pattern=r"^[a-z][a-z_]{0,39}\Z")]
 PackedTokens = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
 PackedLogprobs = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
+Spans = Annotated[
+    tuple[
+        tuple[Annotated[int, Meta(ge=0, le=MAX_TOKENS)], Annotated[int, Meta(ge=0, le=MAX_TOKENS)]],
+        ...,
+    ],
+    Meta(max_length=MAX_TURNS - 1),
+]
+EnvironmentId = Annotated[str, Meta(pattern=r"^([a-z][a-z0-9-]{0,39}/[1-9][0-9]{0,3})?\Z")]
 EnvelopeBytes = Annotated[bytes, Meta(max_length=8 * MIB)]
 Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
 MAX_BACKLOG_S = 3600.0
@@ -71,11 +82,28 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
+class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How an answer of several turns goes on, as `echo_p2p.dialogue` defines it.
+
+    `environment` says what the policy is told after a turn, given `state`, a JSON object; if it is
+    empty, the hub does (`TurnRequest`). `before` and `after` are the token ids that stand around an
+    observation's own. A turn has at most `turn_tokens` tokens, an answer `max_turns` turns.
+    """
+
+    environment: EnvironmentId
+    state: Annotated[bytes, Meta(max_length=MAX_STATE_BYTES)]
+    before: Annotated[bytes, Meta(max_length=4 * MAX_WRAP_TOKENS)]
+    after: Annotated[bytes, Meta(max_length=4 * MAX_WRAP_TOKENS)]
+    max_turns: Annotated[int, Meta(ge=1, le=MAX_TURNS)]
+    turn_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+
+
 class RunDescription(Signed, frozen=True):
     """What a run is, for a node that knows only its id and the hub's key.
 
     `base` is the artifact id of the base-model snapshot; `staleness` is S, in versions;
     `context` the longest prompt + answer in tokens; `dtype` what the engine must compute in.
+    `environments` are those that its leases may name.
     """
 
     run_id: RunId
@@ -87,6 +115,7 @@ class RunDescription(Signed, frozen=True):
     context: Annotated[int, Meta(ge=2, le=2 * MAX_TOKENS)]
     dtype: Literal["float32", "bfloat16"]
     created_at: Seconds
+    environments: Annotated[tuple[EnvironmentId, ...], Meta(max_length=64)]
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -142,7 +171,7 @@ class Lease(Signed, frozen=True):
 
     Rollout i is sampled with the noise stream (seed, i). The policy version used must lie in
     [min_version, max_version]; `max_version` None leaves it open upwards. Times are Unix seconds
-    by the hub's clock.
+    by the hub's clock. `turns` is None if the policy answers once.
     """
 
     run_id: RunId
@@ -156,6 +185,7 @@ class Lease(Signed, frozen=True):
     max_version: Version | None
     issued_at: Seconds
     expires_at: Seconds
+    turns: Turns | None
 
 
 class Receipt(Signed, frozen=True):
@@ -173,11 +203,16 @@ class Receipt(Signed, frozen=True):
 
 
 class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One sampled answer: token ids, and the raw (temperature 1) log-probability of each."""
+    """One sampled answer: token ids, and the raw (temperature 1) log-probability of each.
+
+    `observed` are half-open spans of `tokens` that an environment wrote between the turns of the
+    policy; their log-probabilities are 0. `finish` says how the last turn ended.
+    """
 
     tokens: PackedTokens
     logprobs: PackedLogprobs
     finish: Literal["stop", "length"]
+    observed: Spans = ()
 
 
 class Submission(Signed, frozen=True):
@@ -399,7 +434,7 @@ MAX_SIGNED_BYTES: dict[type[Signed], int] = {
     RunDescription: 8 * KIB,
     Manifest: 4 * MIB,
     RunRecord: 16 * KIB,
-    Lease: 4 * MAX_TOKENS + 4 * KIB,
+    Lease: 4 * MAX_TOKENS + MAX_STATE_BYTES + 8 * MAX_WRAP_TOKENS + 4 * KIB,
     Receipt: 4 * KIB,
     Submission: 8 * MIB - KIB,
 }

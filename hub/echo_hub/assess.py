@@ -13,6 +13,7 @@ from echo_hub.learner.messages import Audited, AuditRollout, TrainRollout
 from echo_hub.leases import OpenLease
 from echo_hub.ledger import StoredGroup
 from echo_hub.scoring import Scorers
+from echo_hub.tasks.replay import Answered
 from echo_p2p.envelope import open_envelope
 from echo_p2p.wire import Sampling, Submission, unpack_logprobs, unpack_tokens
 
@@ -44,7 +45,9 @@ class Group:
         """The group in a submission that passed the cheap checks."""
         rollouts = [
             AuditRollout(
-                tokens=unpack_tokens(rollout.tokens), logprobs=unpack_logprobs(rollout.logprobs)
+                tokens=unpack_tokens(rollout.tokens),
+                logprobs=unpack_logprobs(rollout.logprobs),
+                observed=list(rollout.observed),
             )
             for rollout in submission.rollouts
         ]
@@ -121,7 +124,10 @@ class Assessor:
         if group.rewards is not None:
             return Assessed(group, group.rewards)
         rewards = await self.scorers.score(
-            lease.split, lease.index, prompt, [rollout.tokens for rollout in group.rollouts]
+            lease.split,
+            lease.index,
+            prompt,
+            [Answered(rollout.tokens, rollout.observed) for rollout in group.rollouts],
         )
         least = self.heldout if lease.split == "heldout" else 0.0
         chosen = self.rng.random() < max(least, self.probability(lease.node))

@@ -2,14 +2,15 @@
 
 Pure: what is known of the lease and of the run comes in as arguments. The order is that of
 docs/protocol.md: envelope and signature; run; lease exists, is this node's, unexpired, unanswered;
-version within the window, published, not stale; sizes; token ids; how each answer ends;
-log-probabilities. Reward and audit come after these, in `assess`.
+version within the window, published, not stale; sizes; token ids; how each turn ends;
+log-probabilities. What was observed between turns is computed again with the reward; that and the
+audit come after these, in `assess`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -48,6 +49,7 @@ class Code(StrEnum):
     BAD_TOKENS = "bad_tokens"
     BAD_FINISH = "bad_finish"
     BAD_LOGPROBS = "bad_logprobs"
+    BAD_OBSERVATION = "bad_observation"
     SCORE_FAILED = "score_failed"
     AUDIT_MARGIN = "audit_margin"
     AUDIT_LOGPROB = "audit_logprob"
@@ -79,6 +81,7 @@ _SENTENCES = {
     Code.BAD_TOKENS: "An answer is empty, too long, or has a token that is not in the vocabulary.",
     Code.BAD_FINISH: "An answer neither ends with its only stop token nor at the length limit.",
     Code.BAD_LOGPROBS: "A log-probability is missing, not finite, or not one of a sampled token.",
+    Code.BAD_OBSERVATION: "An answer's turns are not followed by what the environment says.",
     Code.SCORE_FAILED: "The reward could not be computed; the group is left out.",
     Code.AUDIT_MARGIN: "A token is not the one that the claimed policy samples with this seed.",
     Code.AUDIT_LOGPROB: "A log-probability is not that of the claimed policy.",
@@ -114,7 +117,8 @@ class ClosedLease:
 class Standing:
     """Where the run stands, as far as admission goes.
 
-    `next_update` is the version of the learner when the next batch is taken.
+    `next_update` is the version of the learner when the next batch is taken. `turn_tokens` is the
+    longest turn of a multi-turn answer; 0 is as long as the answer.
     """
 
     next_update: int
@@ -122,6 +126,7 @@ class Standing:
     staleness: int
     vocab_size: int
     sampling: Sampling
+    turn_tokens: int = 0
 
 
 def check_envelope(data: bytes, *, run_id: str, node: bytes) -> Opened[Submission] | Rejection:
@@ -202,7 +207,22 @@ def _check_sizes(
                 Code.BAD_LOGPROBS,
                 f"Rollout {number} has {count} tokens and {len(rollout.logprobs) / 4:g} of them.",
             )
+        if not _lie_between_turns(rollout.observed, count):
+            return Rejection(
+                Code.BAD_OBSERVATION,
+                f"Rollout {number} has {count} tokens, of which {rollout.observed} are observed.",
+            )
     return None
+
+
+def _lie_between_turns(observed: Sequence[tuple[int, int]], count: int) -> bool:
+    """Whether spans of an answer are in order, not empty, and have a sampled token on each side."""
+    end_of_last = 0
+    for start, end in observed:
+        if not end_of_last < start < end < count:
+            return False
+        end_of_last = end
+    return True
 
 
 def lowest_logprob(sampling: Sampling, vocab_size: int) -> float:
@@ -224,29 +244,41 @@ def _check_values(rollouts: tuple[Rollout, ...], standing: Standing) -> Rejectio
             f"Token {tokens.max()}; the vocabulary has {standing.vocab_size}.",
         )
     sampling = standing.sampling
-    end = 0
+    observed = np.zeros(len(tokens), dtype=bool)
+    begin = 0
     ends_of_stopped = []
     for number, rollout in enumerate(rollouts):
         count = len(rollout.tokens) // 4
-        end += count
+        for start, end in rollout.observed:
+            ends_of_stopped.append(begin + start - 1)
+            observed[begin + start : begin + end] = True
         if rollout.finish == "stop":
-            ends_of_stopped.append(end - 1)
-        elif count != sampling.max_new_tokens:
+            ends_of_stopped.append(begin + count - 1)
+        elif not _at_a_limit(rollout, count, standing):
             return Rejection(
                 Code.BAD_FINISH,
                 f"Rollout {number} claims to end at the limit of {sampling.max_new_tokens} "
                 f"tokens but has {count}.",
             )
+        begin += count
     is_stop = np.zeros(len(tokens), dtype=bool)
     for stop in sampling.stop:  # one or two: far quicker than np.isin
         is_stop |= tokens == stop
-    if np.flatnonzero(is_stop).tolist() != ends_of_stopped:
+    if np.flatnonzero(is_stop & ~observed).tolist() != ends_of_stopped:
         return Rejection(Code.BAD_FINISH)
+    if logprobs[observed].any():
+        return Rejection(Code.BAD_LOGPROBS, "Those of observed tokens must be 0.")
     lowest = lowest_logprob(sampling, standing.vocab_size)
     # written so that NaN fails: every comparison with it is false
     if not (logprobs.min() >= lowest and logprobs.max() <= MAX_LOGPROB):
         return Rejection(Code.BAD_LOGPROBS, f"They must lie in [{lowest:.1f}, {MAX_LOGPROB}].")
     return None
+
+
+def _at_a_limit(rollout: Rollout, count: int, standing: Standing) -> bool:
+    """Whether an answer of `count` tokens may end without a stop token."""
+    last_turn = count - (rollout.observed[-1][1] if rollout.observed else 0)
+    return count == standing.sampling.max_new_tokens or last_turn == standing.turn_tokens
 
 
 def check_audit(

@@ -25,8 +25,10 @@ from echo_hub.config import RunConfig, TaskSection, load_config
 from echo_hub.learner.client import open_learner
 from echo_hub.paths import RunFolder
 from echo_hub.run_facts import resolve_base
+from echo_hub.scorer import MadePrompt
 from echo_hub.scoring import Scorers, open_scorers
 from echo_hub.tasks.kept import Kept
+from echo_hub.tasks.replay import Answered
 from echo_hub.tokens import Tokenizer
 from echo_p2p.errors import ConfigError
 from echo_p2p.wire import Sampling
@@ -167,28 +169,28 @@ class _Trial:
     async def rates(self, prompts: int, progress: Progress) -> dict[int, float]:
         """The pass rate of each of the first prompts that can be made and scored, by its index."""
         rates: dict[int, float] = {}
-        seen: set[tuple[int, ...]] = set()
+        seen: set[tuple[object, ...]] = set()
         numbers = self._mixture.first_of(self._number, prompts)
         at_once = max(1, _ROWS // self._rollouts)
         for start in range(0, prompts, at_once):
             some = numbers[start : start + at_once]
-            made = await self._scorers.prompts("train", some)
+            made = await self._scorers.orders("train", some)
             fresh = []
             for index, number, prompt in zip(range(start, prompts), some, made, strict=False):
                 # a dataset begins again after its last row
-                if isinstance(prompt, list) and tuple(prompt) not in seen:
-                    seen.add(tuple(prompt))
+                if isinstance(prompt, MadePrompt) and (key := _key(prompt)) not in seen:
+                    seen.add(key)
                     fresh.append((index, number, prompt))
-            if not fresh and any(isinstance(prompt, list) for prompt in made):
+            if not fresh and any(isinstance(prompt, MadePrompt) for prompt in made):
                 break
             rates |= await self._rates_of(fresh)
             progress(self._task.called, min(prompts, start + at_once), prompts)
         return rates
 
-    async def _rates_of(self, fresh: Sequence[tuple[int, int, list[int]]]) -> dict[int, float]:
+    async def _rates_of(self, fresh: Sequence[tuple[int, int, MadePrompt]]) -> dict[int, float]:
         chance = random.Random(f"{self._seed}/{self._number}/{fresh[0][0]}" if fresh else "")
         jobs = [
-            Job(prompt, chance.getrandbits(62), index, self._sampling)
+            Job(prompt.tokens, chance.getrandbits(62), index, self._sampling, prompt.turns)
             for _, _, prompt in fresh
             for index in range(self._rollouts)
         ]
@@ -197,9 +199,18 @@ class _Trial:
         for place, (index, number, prompt) in enumerate(fresh):
             mine = answers[place * self._rollouts : (place + 1) * self._rollouts]
             rewards: Any = await self._scorers.score(
-                "train", number, prompt, [answer.tokens for answer in mine]
+                "train",
+                number,
+                prompt.tokens,
+                [Answered(answer.tokens, answer.observed) for answer in mine],
             )
             if not isinstance(rewards, Rejection):
                 solved = sum(reward >= self._task.solved_at for reward in rewards)
                 rates[index] = solved / self._rollouts
         return rates
+
+
+def _key(prompt: MadePrompt) -> tuple[object, ...]:
+    """What makes a prompt another one: a dialogue may begin with the same words as others."""
+    state = prompt.turns.state if prompt.turns else b""
+    return (*prompt.tokens, state)

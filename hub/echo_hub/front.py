@@ -211,6 +211,7 @@ class Front:
             staleness=self._config.staleness,
             vocab_size=self._vocab_size,
             sampling=self._sampling,
+            turn_tokens=self._config.sampling.turn_tokens,
         )
 
     def _elsewhere(self) -> int:

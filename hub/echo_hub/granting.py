@@ -19,6 +19,7 @@ from echo_hub.config import RunConfig
 from echo_hub.leases import LeaseBook, LeaseRules, OpenLease
 from echo_hub.ledger import Ledger, Recovered
 from echo_hub.pace import Paces
+from echo_hub.scorer import MadePrompt
 from echo_hub.scoring import Scorers
 from echo_p2p.envelope import seal
 from echo_p2p.errors import ConfigError
@@ -205,11 +206,11 @@ class Granter:
 
     async def _issue(self, granted: Sequence[OpenLease]) -> list[bytes]:
         """Sign leases, after writing them down."""
-        prompts: list[tuple[OpenLease, list[int]]] = []
+        prompts: list[tuple[OpenLease, MadePrompt]] = []
         for split in ("train", "heldout"):
             some = [lease for lease in granted if lease.split == split]
             if some:
-                made = await self._scorers.prompts(split, [lease.index for lease in some])
+                made = await self._scorers.orders(split, [lease.index for lease in some])
                 for lease, prompt in zip(some, made, strict=True):
                     if isinstance(prompt, str):
                         await self._skip(lease, prompt)
@@ -220,14 +221,14 @@ class Granter:
             await self._ledger.add_leases([lease for lease, _ in prompts])
         return [self._sign(lease, prompt) for lease, prompt in prompts]
 
-    def _sign(self, lease: OpenLease, prompt: Sequence[int]) -> bytes:
+    def _sign(self, lease: OpenLease, prompt: MadePrompt) -> bytes:
         return seal(
             self._identity,
             Lease(
                 run_id=self._run_id,
                 lease_id=lease.lease_id,
                 node=lease.node,
-                prompt=pack_tokens(prompt),
+                prompt=pack_tokens(prompt.tokens),
                 group_size=lease.group_size,
                 seed=lease.seed,
                 sampling=self._sampling,
@@ -235,6 +236,7 @@ class Granter:
                 max_version=lease.max_version,
                 issued_at=lease.issued_at,
                 expires_at=lease.expires_at,
+                turns=prompt.turns,
             ),
         )
 

@@ -51,6 +51,7 @@ FAULTS = frozenset(
         Code.BAD_TOKENS,
         Code.BAD_FINISH,
         Code.BAD_LOGPROBS,
+        Code.BAD_OBSERVATION,
         Code.AUDIT_MARGIN,
         Code.AUDIT_LOGPROB,
     }

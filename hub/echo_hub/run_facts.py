@@ -29,7 +29,12 @@ def resolve_base(path: str) -> Path:
 
 
 def run_description(
-    config: RunConfig, tokenizer: Tokenizer, base: bytes, *, created_at: float
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    base: bytes,
+    *,
+    environments: tuple[str, ...],
+    created_at: float,
 ) -> RunDescription:
     """What nodes are told of the run."""
     return RunDescription(
@@ -42,4 +47,5 @@ def run_description(
         context=min(LONGEST_PROMPT + config.sampling.max_new_tokens, tokenizer.context),
         dtype=config.base.dtype,
         created_at=created_at,
+        environments=environments,
     )

@@ -17,12 +17,22 @@ import msgspec
 
 from echo_hub.confine import close_network, limit_memory
 from echo_hub.tasks import make_task
-from echo_hub.tasks.base import Prompt, Split, Task
+from echo_hub.tasks.base import AnyTask, Prompt, Split
 from echo_hub.tasks.kept import read_kept
 from echo_hub.tasks.mixture import Mixture
+from echo_hub.tasks.replay import (
+    Answered,
+    Replay,
+    Told,
+    environments_of,
+    order_of,
+    reply_at_hub,
+)
 from echo_hub.tokens import Tokenizer
+from echo_p2p.dialogue import Rules
 from echo_p2p.errors import ConfigError, TaskError
 from echo_p2p.pipes import ParentPipe
+from echo_p2p.wire import Turns
 
 _REMEMBERED_PROMPTS = 4096
 _NO_MEMORY = "the task needs more memory than scoring.memory allows"
@@ -56,12 +66,18 @@ class Setup(_Frame, frozen=True):
     max_new_tokens: int
     memory: int
     network: bool
+    turn_tokens: int = 0
 
 
 class Ready(_Frame, frozen=True):
-    """The scorer is set up. `lacking`: limits that are not enforced on this machine, and why."""
+    """The scorer is set up.
+
+    `lacking`: limits that are not enforced on this machine, and why. `environments` are those that
+    prompts of its tasks may name.
+    """
 
     lacking: list[str] = []
+    environments: list[str] = []
 
 
 class MakePrompts(_Frame, frozen=True):
@@ -69,13 +85,20 @@ class MakePrompts(_Frame, frozen=True):
     indices: list[int]
 
 
+class MadePrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A prompt's token ids, and how it goes on after a turn, if it does."""
+
+    tokens: list[int]
+    turns: Turns | None = None
+
+
 class Prompts(_Frame, frozen=True):
-    """Token ids of each prompt, or a sentence that says why it cannot be made.
+    """Each prompt, or a sentence that says why it cannot be made.
 
     `unreadable`: what one of them holds that the base model has no token for, if any does.
     """
 
-    prompts: list[list[int] | str]
+    prompts: list[MadePrompt | str]
     unreadable: str = ""
 
 
@@ -85,11 +108,29 @@ class Score(_Frame, frozen=True):
     split: Split
     index: int
     prompt: list[int]
-    answers: list[list[int]]
+    answers: list[Answered]
 
 
 class Scored(_Frame, frozen=True):
     rewards: list[float]
+
+
+class Altered(_Frame, frozen=True):
+    """An answer's turns are not followed by what they lead to; `message` says where."""
+
+    message: str
+
+
+class Reply(_Frame, frozen=True):
+    """Ask the task what it says in each of these dialogues, given as the turns so far."""
+
+    split: Split
+    index: int
+    dialogues: list[list[list[int]]]
+
+
+class Replied(_Frame, frozen=True):
+    told: list[Told]
 
 
 class Failed(_Frame, frozen=True):
@@ -99,8 +140,9 @@ class Failed(_Frame, frozen=True):
     spent: bool = False
 
 
-Answer = Ready | Prompts | Scored | Failed
-COMMANDS: Any = MakePrompts | Score
+Answer = Ready | Prompts | Scored | Altered | Replied | Failed
+Command = MakePrompts | Score | Reply
+COMMANDS: Any = Command
 ANSWERS: Any = Answer
 
 
@@ -109,9 +151,10 @@ class Scorer:
 
     def __init__(self, setup: Setup) -> None:
         self._tokenizer = Tokenizer.load(Path(setup.base))
-        self._tasks: list[Task] = [
+        self._tasks: list[AnyTask] = [
             make_task(task.name, task.options, setup.seed) for task in setup.tasks
         ]
+        self.environments = sorted({name for one in self._tasks for name in environments_of(one)})
         self._templates = [task.template for task in setup.tasks]
         kept = [
             read_kept(one.kept, name=one.name, options=one.options, seed=setup.seed)
@@ -122,9 +165,11 @@ class Scorer:
         self._mixture = Mixture([task.buckets for task in setup.tasks], kept=kept)
         room = self._tokenizer.context - setup.max_new_tokens
         self._longest = min(setup.longest_prompt, room)
+        self._most_tokens = setup.max_new_tokens
+        self._turn_tokens = setup.turn_tokens or setup.max_new_tokens
         self._prompt = lru_cache(_REMEMBERED_PROMPTS)(self._make_prompt)
 
-    def _make_prompt(self, split: Split, index: int) -> tuple[Prompt, list[int]]:
+    def _make_prompt(self, split: Split, index: int) -> tuple[Prompt, MadePrompt]:
         task, number = self._mixture.place(split, index)
         prompt = self._tasks[task].prompt(split, number)
         tokens = self._tokenizer.encode(prompt.text, self._templates[task])
@@ -132,36 +177,49 @@ class Scorer:
             raise ConfigError(
                 f"{split} prompt {index} has {len(tokens)} tokens; 1 to {self._longest} fit."
             )
-        return prompt, tokens
+        around: tuple[list[int], list[int]] = ([], [])
+        if prompt.turns is not None:
+            around = self._tokenizer.around_observation(self._templates[task])
+        turns = order_of(self._tasks[task], prompt, around, self._turn_tokens)
+        return prompt, MadePrompt(tokens=tokens, turns=turns)
 
     def prompts(self, command: MakePrompts) -> Prompts | Failed:
         """Make prompts; one that cannot be made does not keep the others back."""
-        made: list[list[int] | str] = []
+        made: list[MadePrompt | str] = []
         unreadable = ""
         for index in command.indices:
             try:
-                prompt, tokens = self._prompt(command.split, index)
-                made.append(tokens)
+                prompt, order = self._prompt(command.split, index)
+                made.append(order)
             except MemoryError:
                 return Failed(message=_NO_MEMORY, spent=True)
             except Exception as error:  # noqa: BLE001 - tasks are other people's code
                 made.append(_describe(error))
             else:
-                if not unreadable and self._tokenizer.unknown in tokens:
+                if not unreadable and self._tokenizer.unknown in order.tokens:
                     template = self._templates[self._mixture.task_of(command.split, index)]
                     piece = self._tokenizer.unknown_in(prompt.text, template)
                     unreadable = f"{piece!r} in {prompt.text!r:.200}"
         return Prompts(prompts=made, unreadable=unreadable)
 
-    def score(self, command: Score) -> Scored | Failed:
+    def score(self, command: Score) -> Scored | Altered | Failed:
         """Compute the rewards of a group. Whatever goes wrong is a failure, never a zero."""
         try:
-            prompt, tokens = self._prompt(command.split, command.index)
-            if tokens != command.prompt:
+            prompt, made = self._prompt(command.split, command.index)
+            if made.tokens != command.prompt:
                 return Failed(message="the task does not make the same prompt again")
-            task = self._tasks[self._mixture.task_of(command.split, command.index)]
+            replay = Replay(self._rules(made.turns), made.turns, self._tokenizer.turn_text)
+            for number, answer in enumerate(command.answers):
+                fault = replay.fault(answer)
+                if fault:
+                    return Altered(message=f"Rollout {number}: {fault}."[:500])
+            task: Any = self._tasks[self._mixture.task_of(command.split, command.index)]
             rewards = [
-                float(task.reward(prompt, self._tokenizer.decode(answer)))
+                float(
+                    task.reward(prompt, self._tokenizer.decode(answer.tokens))
+                    if made.turns is None
+                    else task.reward(prompt, replay.transcript(answer))
+                )
                 for answer in command.answers
             ]
         except MemoryError:
@@ -171,6 +229,39 @@ class Scorer:
         if not all(math.isfinite(reward) for reward in rewards):
             return Failed(message=f"the rewards {rewards} are not all finite")
         return Scored(rewards=rewards)
+
+    def reply(self, command: Reply) -> Replied | Failed:
+        """What an operator's own task says in each dialogue of a group."""
+        try:
+            prompt, made = self._prompt(command.split, command.index)
+            if made.turns is None:
+                return Failed(message="the prompt is answered once")
+            task = self._tasks[self._mixture.task_of(command.split, command.index)]
+            text = self._tokenizer.turn_text
+            told = [
+                reply_at_hub(task, prompt, made.turns, text, turns) for turns in command.dialogues
+            ]
+        except MemoryError:
+            return Failed(message=_NO_MEMORY, spent=True)
+        except Exception as error:  # noqa: BLE001 - tasks are other people's code
+            return Failed(message=_describe(error))
+        return Replied(told=told)
+
+    def _rules(self, turns: Turns | None) -> Rules:
+        most, stop = self._most_tokens, self._tokenizer.eos
+        if turns is None:
+            return Rules(stop, most, most, 1)
+        return Rules(stop, most, min(turns.turn_tokens, most), turns.max_turns)
+
+    def carry_out(self, command: Command) -> Answer:
+        """Do what is asked."""
+        match command:
+            case MakePrompts():
+                return self.prompts(command)
+            case Score():
+                return self.score(command)
+            case Reply():
+                return self.reply(command)
 
 
 def _describe(error: Exception) -> str:
@@ -188,7 +279,8 @@ def _set_up(pipe: ParentPipe) -> Scorer | None:
         return None
     # now that what is imported and loaded takes its memory, and has been fetched
     lacking = [limit_memory(setup.memory), "" if setup.network else close_network()]
-    pipe.send(Ready(lacking=[why for why in lacking if why]))
+    lacking = [why for why in lacking if why]
+    pipe.send(Ready(lacking=lacking, environments=scorer.environments))
     return scorer
 
 
@@ -197,9 +289,7 @@ def main() -> None:
     pipe = ParentPipe()
     scorer = _set_up(pipe)
     while scorer is not None and (command := pipe.receive(COMMANDS)) is not None:
-        pipe.send(
-            scorer.prompts(command) if isinstance(command, MakePrompts) else scorer.score(command)
-        )
+        pipe.send(scorer.carry_out(command))
 
 
 if __name__ == "__main__":

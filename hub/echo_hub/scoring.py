@@ -24,17 +24,23 @@ from echo_hub.confine import inherited
 from echo_hub.run_facts import LONGEST_PROMPT
 from echo_hub.scorer import (
     ANSWERS,
+    Altered,
     Answer,
+    Command,
     Failed,
+    MadePrompt,
     MakePrompts,
     Prompts,
     Ready,
+    Replied,
+    Reply,
     Score,
     Scored,
     Setup,
     TaskSetup,
 )
 from echo_hub.tasks.base import Split
+from echo_hub.tasks.replay import Answered, Told
 from echo_p2p.errors import ConfigError, ProcessError, WireError
 from echo_p2p.nursery import open_nursery
 from echo_p2p.pipes import Child, child_process
@@ -53,7 +59,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Job:
-    command: MakePrompts | Score
+    command: Command
     tries: int = 0
     losses: int = 0
     answer: Answer | None = None
@@ -61,24 +67,36 @@ class _Job:
 
     @property
     def size(self) -> int:
-        """How many time limits it may take: one a prompt, one a group."""
-        return len(self.command.indices) if isinstance(self.command, MakePrompts) else 1
+        """How many time limits it may take: one a prompt, one a group, one a reply."""
+        match self.command:
+            case MakePrompts():
+                return len(self.command.indices)
+            case Reply():
+                return len(self.command.dialogues)
+        return 1
 
 
 class Scorers:
     """Makes prompts and computes rewards in other processes. Made by `open_scorers`."""
 
     def __init__(self, jobs: trio.MemorySendChannel[_Job], config: RunConfig) -> None:
+        self.environments: tuple[str, ...] = ()
+        """Ids of the environments that prompts may name."""
         self._jobs = jobs
         self._tasks = len(config.all_tasks)
         self._mixture = config.mixture
-        self._made: OrderedDict[tuple[Split, int], list[int]] = OrderedDict()
+        self._made: OrderedDict[tuple[Split, int], MadePrompt] = OrderedDict()
         self._warned = False
 
     async def prompts(self, split: Split, indices: Sequence[int]) -> list[list[int] | str]:
         """Token ids of these prompts; a sentence in the place of one that cannot be made."""
+        made = await self.orders(split, indices)
+        return [one if isinstance(one, str) else one.tokens for one in made]
+
+    async def orders(self, split: Split, indices: Sequence[int]) -> list[MadePrompt | str]:
+        """These prompts and how they go on; a sentence in place of one that cannot be made."""
         new = [index for index in indices if (split, index) not in self._made]
-        made: dict[int, list[int] | str] = {
+        made: dict[int, MadePrompt | str] = {
             index: self._made[split, index] for index in indices if index not in new
         }
         if new:
@@ -87,7 +105,7 @@ class Scorers:
                 prompts = answer.prompts
                 self._warn_once(answer.unreadable)
             else:
-                prompts = [_sentence(answer)] * len(new)
+                prompts = list[MadePrompt | str]([_sentence(answer)] * len(new))
             made.update(zip(new, prompts, strict=True))
         for index, prompt in made.items():
             self._keep(split, index, prompt)
@@ -107,24 +125,35 @@ class Scorers:
                 unreadable,
             )
 
-    def _keep(self, split: Split, index: int, prompt: list[int] | str) -> None:
-        if isinstance(prompt, list):
+    def _keep(self, split: Split, index: int, prompt: MadePrompt | str) -> None:
+        if not isinstance(prompt, str):
             self._made[split, index] = prompt
             self._made.move_to_end((split, index))
             while len(self._made) > _REMEMBERED_PROMPTS:
                 self._made.popitem(last=False)
 
     async def score(
-        self, split: Split, index: int, prompt: list[int], answers: list[list[int]]
+        self, split: Split, index: int, prompt: list[int], answers: list[Answered]
     ) -> list[float] | Rejection:
         """The reward of each answer to a prompt, or why there is none."""
         command = Score(split=split, index=index, prompt=prompt, answers=answers)
         answer = await self._do(command)
         if isinstance(answer, Scored) and len(answer.rewards) == len(answers):
             return answer.rewards
+        if isinstance(answer, Altered):
+            return Rejection(Code.BAD_OBSERVATION, answer.message)
         return Rejection(Code.SCORE_FAILED, _sentence(answer))
 
-    async def _do(self, command: MakePrompts | Score) -> Answer | None:
+    async def reply(
+        self, split: Split, index: int, dialogues: list[list[list[int]]]
+    ) -> list[Told] | str:
+        """What the task says in these dialogues, given as their turns; or why it cannot."""
+        answer = await self._do(Reply(split=split, index=index, dialogues=dialogues))
+        if isinstance(answer, Replied) and len(answer.told) == len(dialogues):
+            return answer.told
+        return _sentence(answer)
+
+    async def _do(self, command: Command) -> Answer | None:
         job = _Job(command)
         await self._jobs.send(job)
         await job.done.wait()
@@ -155,6 +184,7 @@ async def open_scorers(config: RunConfig, base: Path) -> AsyncIterator[Scorers]:
         max_new_tokens=config.sampling.max_new_tokens,
         memory=config.scoring.memory,
         network=config.scoring.network,
+        turn_tokens=config.sampling.turn_tokens,
     )
     send, receive = trio.open_memory_channel[_Job](0)
     async with open_nursery() as nursery:
@@ -164,6 +194,7 @@ async def open_scorers(config: RunConfig, base: Path) -> AsyncIterator[Scorers]:
         for why in worker.lacking:
             log.warning("%s", why)
         scorers = Scorers(send, config)
+        scorers.environments = worker.environments
         nursery.start_soon(scorers.try_tasks)
         try:
             yield scorers
@@ -193,6 +224,7 @@ class _Worker:
         self._rules = rules
         self.ready = trio.Event()
         self.lacking: list[str] = []
+        self.environments: tuple[str, ...] = ()
 
     async def run(self) -> None:
         again: _Job | None = None
@@ -206,7 +238,8 @@ class _Worker:
                 ready = await child.call(self._setup, ANSWERS, deadline_s=_START_DEADLINE_S)
                 if isinstance(ready, Failed):
                     raise ConfigError(ready.message)
-                self.lacking = ready.lacking if isinstance(ready, Ready) else []
+                if isinstance(ready, Ready):
+                    self.lacking, self.environments = ready.lacking, tuple(ready.environments)
                 self.ready.set()
                 again = await self._serve(child, again)
 

@@ -132,7 +132,13 @@ async def open_hub(
         )
         base_artifact = await same_base(ledger, base_now, base)
         await publisher.publish_base(base_artifact, base)
-        description = run_description(config, tokenizer, base_artifact.id, created_at=clock())
+        description = run_description(
+            config,
+            tokenizer,
+            base_artifact.id,
+            environments=scorers.environments,
+            created_at=clock(),
+        )
         front = Front(
             config=config,
             identity=identity,

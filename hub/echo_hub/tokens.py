@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,9 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as RawTokenizer
 
 from echo_p2p.errors import ConfigError
+from echo_p2p.text import TurnText
+
+_SAID, _HEARD = "ASSISTANTSAID", "USERHEARD"  # no template says that itself
 
 
 @dataclass(frozen=True)
@@ -81,16 +85,37 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of an answer, without its end-of-sequence or any other special token."""
-        kept = [token for token in ids if token not in self.eos]
-        return str(self._raw.decode(kept, skip_special_tokens=True))
+        return self.turn_text.answer(ids)
+
+    @cached_property
+    def turn_text(self) -> TurnText:
+        """Texts of turns and tokens of observations, as nodes have them."""
+        return TurnText(self._raw, self.eos)
+
+    def around_observation(self, template: Literal["raw", "chat"]) -> tuple[list[int], list[int]]:
+        """Token ids that stand before and after an observation that follows a turn's stop token.
+
+        In a chat template, those between an assistant's message and a user's, and after it. The
+        template's own end of the assistant's message is left out: the policy has sampled it.
+        """
+        if template == "raw":
+            return [], []
+        messages = [("user", "QUESTION"), ("assistant", _SAID), ("user", _HEARD)]
+        source = self._render([{"role": role, "content": text} for role, text in messages])
+        before, heard, after = source.partition(_SAID)[2].partition(_HEARD)
+        if not heard:
+            raise ConfigError("the base model's chat template does not show several turns.")
+        ids = list(self._raw.encode(before, add_special_tokens=False).ids)
+        end = next((number for number, token in enumerate(ids) if token in self.eos), -1)
+        return ids[end + 1 :], list(self._raw.encode(after, add_special_tokens=False).ids)
 
     def _encode(self, text: str, template: Literal["raw", "chat"]) -> tuple[str, Encoding]:
         if template == "raw":
             return text, self._raw.encode(text, add_special_tokens=True)
-        source = self._as_chat(text)
+        source = self._render([{"role": "user", "content": text}])
         return source, self._raw.encode(source, add_special_tokens=False)
 
-    def _as_chat(self, text: str) -> str:
+    def _render(self, messages: list[dict[str, str]]) -> str:
         if self._chat_template is None:
             raise ConfigError(
                 "the base model has no chat template.", fix='Set task.template = "raw".'
@@ -99,7 +124,7 @@ class Tokenizer:
         environment.globals["raise_exception"] = _raise_exception
         try:
             return environment.from_string(self._chat_template).render(
-                messages=[{"role": "user", "content": text}],
+                messages=messages,
                 add_generation_prompt=True,
                 **self._special,
             )

@@ -101,6 +101,7 @@ def fault_of(lease: Lease, run: RunDescription, *, node: bytes, now: float) -> s
     except WireError as error:
         return error.message
     longest = len(prompt) + lease.sampling.max_new_tokens
+    environment = lease.turns.environment if lease.turns else ""
     faults = (
         (lease.run_id != run.run_id, f"it is of run {lease.run_id}"),
         (lease.node != node, "it is another node's"),
@@ -109,6 +110,10 @@ def fault_of(lease: Lease, run: RunDescription, *, node: bytes, now: float) -> s
         (not prompt, "its prompt is empty"),
         (longest > run.context, f"prompt and answer may have {longest} tokens"),
         (max(prompt, default=0) >= run.vocab_size, "its prompt is outside the vocabulary"),
+        (
+            environment not in ("", *run.environments),
+            f"its environment {environment} is none of the run's",
+        ),
         (
             lease.max_version is not None and lease.max_version < lease.min_version,
             "no version fits it",

@@ -31,6 +31,7 @@ from echo_node.worker import Worker
 from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import RunEntry
+from echo_p2p.environments import ENVIRONMENTS
 from echo_p2p.errors import (
     BannedError,
     ConfigError,
@@ -206,6 +207,13 @@ class Sessions:
 
     def _learn(self, greeting: Greeting) -> None:
         run = msgspec.structs.replace(greeting.run, created_at=0.0)
+        lacking = [name for name in run.environments if name not in ENVIRONMENTS]
+        if lacking:
+            raise ConfigError(
+                f"run {run.run_id} needs {', '.join(lacking)}, and this program has not: "
+                "its environments are older.",
+                fix="Upgrade it: pip install --upgrade echo-p2p",
+            )
         if self._run is not None and run != self._run:
             raise ManifestError(
                 f"the hub describes run {run.run_id} otherwise than before.",

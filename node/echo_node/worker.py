@@ -232,7 +232,7 @@ class Worker:
                 self._outbox.submit(submission)
             self.done.groups += len(batch)
             self.done.rollouts += len(completions)
-            self.done.tokens += sum(len(answer.tokens) for answer in completions)
+            self.done.tokens += sum(map(_sampled, completions))
         finally:
             self._running = ()
             self._notice.tell()
@@ -258,7 +258,10 @@ class Worker:
 def jobs_of(lease: Lease) -> list[Job]:
     """The answers a lease orders."""
     prompt = unpack_tokens(lease.prompt)
-    return [Job(prompt, lease.seed, index, lease.sampling) for index in range(lease.group_size)]
+    return [
+        Job(prompt, lease.seed, index, lease.sampling, lease.turns)
+        for index in range(lease.group_size)
+    ]
 
 
 def submissions(
@@ -277,9 +280,15 @@ def submissions(
     ]
 
 
+def _sampled(answer: Completion) -> int:
+    """Tokens of an answer that the policy sampled."""
+    return len(answer.tokens) - sum(end - start for start, end in answer.observed)
+
+
 def _rollout(answer: Completion) -> Rollout:
     return Rollout(
         tokens=pack_tokens(answer.tokens),
         logprobs=pack_logprobs(answer.logprobs),
         finish=answer.finish,
+        observed=tuple(answer.observed),
     )

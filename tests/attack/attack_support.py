@@ -31,6 +31,8 @@ from echo_hub.paths import RunFolder
 from echo_hub.presets import preset
 from echo_hub.service import Hub, open_hub
 from echo_hub.tally import FrontSnapshot
+from echo_hub.tokens import Tokenizer
+from echo_node.engines.dialogues import generate_dialogues
 from echo_node.engines.torch import TorchEngine
 from echo_node.hub import Hub as HubClient
 from echo_node.worker import jobs_of, submissions
@@ -40,6 +42,7 @@ from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, open_peer
 from echo_p2p.net.rpc import ask
 from echo_p2p.nursery import open_nursery
+from echo_p2p.text import TurnText
 from echo_p2p.wire import (
     CONTROL_PROTOCOL,
     Lease,
@@ -144,6 +147,8 @@ class Arena:
         self._token = trio.lowlevel.current_trio_token()
         self._engine = TorchEngine(max_sequences=64, device="cpu")
         self._engine.load(addmix3_path(), "float32")
+        text = TurnText.load(addmix3_path(), Tokenizer.load(addmix3_path()).eos)
+        self._text: Callable[[Sequence[int]], TurnText] = lambda stop: text
         self._loaded: int | None = None
         self._busy = trio.Lock()
         self._ahead = ahead
@@ -165,7 +170,9 @@ class Arena:
             if version != self._loaded:
                 self._engine.activate(version, self.folder.adapter(version))
                 self._loaded = version
-            done = await trio.to_thread.run_sync(self._engine.generate, jobs)
+            done = await trio.to_thread.run_sync(
+                generate_dialogues, self._engine.generate, self._text, jobs
+            )
         return submissions(RUN_ID, version, tuple(leases), done)
 
     async def ready(self, node: Node, version: int = 0) -> Submission:

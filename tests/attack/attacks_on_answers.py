@@ -100,6 +100,33 @@ about_last(
     lambda one: answer(one, [5] * (LIMIT - 1) + [STOP], finish="length"),
 )
 
+# --- turns where there are none -----------------------------------------------------------------
+
+
+def with_spans(*spans: tuple[int, int], tokens: list[int] | None = None) -> Callable[..., Rollout]:
+    def change(rollout: Rollout) -> Rollout:
+        made = answer(rollout, tokens or unpack_tokens(rollout.tokens))
+        values = unpack_logprobs(made.logprobs)
+        for start, end in spans:
+            values[start:end] = [0.0] * len(values[start:end])
+        return replace(made, logprobs=pack_logprobs(values), observed=spans)
+
+    return change
+
+
+about_last("all is observed", Code.BAD_OBSERVATION, with_spans((0, 4)))
+about_last("observed beyond its end", Code.BAD_OBSERVATION, with_spans((2, 999)))
+about_last("observed twice", Code.BAD_OBSERVATION, with_spans((1, 3), (2, 4)))
+about_last("observed without a turn before", Code.BAD_FINISH, with_spans((1, 3)))
+about_last(
+    "turns of its own", Code.BAD_OBSERVATION, with_spans((2, 3), tokens=[5, STOP, 7, 5, STOP])
+)
+about_last(
+    "log-probs of what is observed",
+    Code.BAD_LOGPROBS,
+    lambda one: replace(answer(one, [5, STOP, 7, 5, STOP]), observed=((2, 3),)),
+)
+
 about_last("log-prob too few", Code.BAD_LOGPROBS, lambda one: with_logprobs(one, one.logprobs[4:]))
 about_last(
     "log-prob too many", Code.BAD_LOGPROBS, lambda one: with_logprobs(one, one.logprobs + bytes(4))

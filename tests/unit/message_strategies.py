@@ -61,6 +61,8 @@ def strategy(info: mi.Type) -> st.SearchStrategy[Any]:
         case mi.VarTupleType():
             few = {**_sizes(info), "max_size": min(4, _sizes(info)["max_size"])}
             return st.lists(strategy(info.item_type), **few).map(tuple)
+        case mi.TupleType():
+            return st.tuples(*map(strategy, info.item_types))
         case mi.StructType():
             return st.builds(info.cls, **{f.name: strategy(f.type) for f in info.fields})
     raise NotImplementedError(f"no strategy for {info}")

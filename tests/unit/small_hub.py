@@ -165,6 +165,7 @@ class SmallHub:
             "context": 2 * CONTEXT,
             "dtype": "float32",
             "created_at": time.time(),
+            "environments": (),
         }
         return Latest(
             run=seal(self.signer, RunDescription(**{**run, **self.description})),
@@ -204,6 +205,7 @@ class SmallHub:
             "max_version": None,
             "issued_at": time.time(),
             "expires_at": time.time() + 60,
+            "turns": None,
         }
         return Lease(**{**usual, **fields})
 

@@ -83,10 +83,10 @@ def test_a_wrong_file_is_refused_by_field(change: dict[str, object], complaint: 
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("protocol = 1", "protocol = 2", r"f:\d+: protocol: the network speaks protocol 2"),
+        ("protocol = 2", "protocol = 3", r"f:\d+: protocol: the network speaks protocol 3"),
         ("\nhub_key", "\nhub_kye", r"no such key\. Keys here: addresses, hub_key, id"),
-        ("protocol = 1\n", "", "protocol: this key is required"),
-        ("protocol = 1", "protocol = ", "not valid TOML"),
+        ("protocol = 2\n", "", "protocol: this key is required"),
+        ("protocol = 2", "protocol = ", "not valid TOML"),
     ],
 )
 def test_an_edited_file_is_refused_by_line(old: str, new: str, complaint: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from echo_hub.checks import (
     ClosedLease,
@@ -171,6 +172,56 @@ def test_versions() -> None:
 def test_rollouts(bad: Rollout, code: Code | None) -> None:
     for rollouts in ((bad, rollout()), (rollout(), bad)):
         assert content(*rollouts) is code
+
+
+def turns(
+    tokens: Sequence[int],
+    observed: Sequence[tuple[int, int]],
+    finish: Any = "stop",
+    logprob: float = 0.0,
+) -> Rollout:
+    values = [-0.5] * len(tokens)
+    for start, end in observed:
+        values[start:end] = [logprob] * len(values[start:end])
+    one = rollout(tokens, values, finish)
+    return structs.replace(one, observed=tuple(observed))
+
+
+MANY = replace(
+    STANDING, sampling=Sampling(temperature=1.0, max_new_tokens=9, stop=(STOP, 3)), turn_tokens=3
+)
+TWICE = [7, STOP, 9, STOP, 9, 3]  # what is observed may hold a stop token
+
+
+@pytest.mark.parametrize(
+    ("one", "code"),
+    [
+        (turns(TWICE, [(2, 5)]), None),
+        (turns([7, STOP, 9, 3, 5, 8, STOP], [(2, 3), (4, 5)]), None),
+        (turns([7, STOP, 9, 5, 6, 7], [(2, 3)], "length"), None),  # at the turn's limit
+        (turns([4, 5, STOP, *[9] * 5, 6], [(3, 8)], "length"), None),  # at the answer's
+        (turns([4, 5, 6], [], "length"), None),
+        (turns([7, STOP, 9, 5, 6], [(2, 3)], "length"), Code.BAD_FINISH),
+        (turns([7, STOP, 9, 5, 6], [(2, 3)]), Code.BAD_FINISH),
+        (turns([7, 8, 9, 5, STOP], [(2, 3)]), Code.BAD_FINISH),  # no stop before it
+        (turns(TWICE, []), Code.BAD_FINISH),
+        (turns(TWICE, [(2, 3)]), Code.BAD_FINISH),
+        (turns(TWICE, [(0, 2)]), Code.BAD_OBSERVATION),  # nothing sampled before it
+        (turns(TWICE, [(2, 6)]), Code.BAD_OBSERVATION),  # nor after it
+        (turns(TWICE, [(2, 9)]), Code.BAD_OBSERVATION),
+        (turns(TWICE, [(2, 2)]), Code.BAD_OBSERVATION),
+        (turns(TWICE, [(5, 2)]), Code.BAD_OBSERVATION),
+        (turns(TWICE, [(2, 4), (4, 5)]), Code.BAD_OBSERVATION),
+        (turns(TWICE, [(2, 4), (3, 5)]), Code.BAD_OBSERVATION),
+        (turns([7, 3, 5, 8, STOP, 9, 3], [(5, 6), (2, 3)]), Code.BAD_OBSERVATION),
+        (turns(TWICE, [(2, 5)], logprob=-0.5), Code.BAD_LOGPROBS),
+        (turns(TWICE, [(2, 5)], logprob=float("nan")), Code.BAD_LOGPROBS),
+    ],
+)
+def test_what_is_observed_lies_between_turns(one: Rollout, code: Code | None) -> None:
+    for rollouts in ((one, rollout()), (rollout(), one)):
+        rejection = check_content(submission(*rollouts), LEASE, MANY)
+        assert (None if rejection is None else rejection.code) is code
 
 
 def test_group_sizes() -> None:

@@ -20,6 +20,7 @@ RUN = RunDescription(
     context=20,
     dtype="float32",
     created_at=0.0,
+    environments=("guess-number/1",),
 )
 
 
@@ -43,6 +44,7 @@ def lease(
         max_version=maximum,
         issued_at=0.0,
         expires_at=expires,
+        turns=None,
     )
 
 

@@ -18,6 +18,7 @@ from echo_hub.checks import Code, Rejection
 from echo_hub.config import RunConfig
 from echo_hub.models import addmix3_path
 from echo_hub.scoring import Scorers, open_scorers
+from echo_hub.tasks.replay import Answered
 from echo_hub.tokens import Tokenizer
 from echo_p2p.errors import ConfigError
 
@@ -119,8 +120,8 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOSTILE_MARK", str(tmp_path / "mark"))
 
 
-def answer(text: str) -> list[int]:
-    return [*TOKENIZER.encode(text, "raw"), *TOKENIZER.eos]
+def answer(text: str) -> Answered:
+    return Answered([*TOKENIZER.encode(text, "raw"), *TOKENIZER.eos])
 
 
 def test_prompts_and_rewards_of_a_group() -> None:

@@ -14,7 +14,7 @@ import torch
 from echo_hub.audit.margins import TokenEvidence, group_keys, token_evidence
 from echo_hub.audit.reader import Reader
 from echo_hub.audit.sequential import EDGES
-from echo_hub.learner.messages import Audit, Audited
+from echo_hub.learner.messages import Audit, Audited, AuditRollout
 from echo_hub.learner.policy import Policy
 from echo_p2p.errors import LearnerError
 
@@ -52,7 +52,7 @@ class Auditor:
         return [found[i] for i in range(len(audits))]
 
     def derive_tokens(self, audit: Audit) -> TokenEvidence:
-        """The evidence of every token of a group, its answers laid end to end."""
+        """The evidence of every sampled token of a group, its answers laid end to end."""
         return self._evidence([audit])[0]
 
     def _derive_or_error(self, audit: Audit) -> Audited | LearnerError:
@@ -69,7 +69,7 @@ class Auditor:
         if not all(0 < len(rollout.tokens) == len(rollout.logprobs) for rollout in rollouts):
             raise LearnerError("an answer is empty, or has not one log-probability for each token.")
         claims = [value for rollout in rollouts for value in rollout.logprobs]
-        counts = [sum(map(len, group)) for group in answers]
+        counts = [int(_sampled(audit.rollouts).sum()) for audit in audits]
         one = audits[0]
         with self._reader.wearing(Path(one.adapter)):
             prompts = [audit.prompt for audit in audits]
@@ -83,6 +83,10 @@ class Auditor:
                 ]
             )
             logprobs = torch.tensor(claims, device=tokens.device)
+            if any(rollout.observed for rollout in rollouts):
+                sampled = _sampled(rollouts).to(tokens.device)
+                hidden, tokens, keys = hidden[sampled], tokens[sampled], keys[sampled]
+                logprobs = logprobs[sampled]
             found = [
                 token_evidence(
                     self._policy.logits(hidden[piece]),
@@ -97,6 +101,17 @@ class Auditor:
             ]
         whole = [torch.split(torch.cat(part), counts) for part in zip(*found, strict=True)]
         return [TokenEvidence(*parts) for parts in zip(*whole, strict=True)]
+
+
+def _sampled(rollouts: Sequence[AuditRollout]) -> torch.Tensor:
+    """Which of the tokens, laid end to end, the policy sampled: bool [T]."""
+    masks = []
+    for rollout in rollouts:
+        mask = torch.ones(len(rollout.tokens), dtype=torch.bool)
+        for start, end in rollout.observed:
+            mask[start:end] = False
+        masks.append(mask)
+    return torch.cat(masks)
 
 
 def summary(evidence: TokenEvidence) -> Audited:

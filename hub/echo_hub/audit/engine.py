@@ -15,7 +15,7 @@ import msgspec
 
 from echo_p2p.errors import EngineError
 from echo_p2p.pipes import Child, child_process
-from echo_p2p.wire import Sampling
+from echo_p2p.wire import Sampling, Turns
 
 ENGINE_MODULE = "echo_node.engines.process"
 _LOAD_DEADLINE_S = 900.0
@@ -39,12 +39,16 @@ class Job(msgspec.Struct, frozen=True):
     seed: int
     index: int
     sampling: Sampling
+    turns: Turns | None = None
+    start: int = 0
+    keep: bool = False
 
 
 class Completion(msgspec.Struct, frozen=True):
     tokens: list[int]
     logprobs: list[float]
     finish: Literal["stop", "length"]
+    observed: list[tuple[int, int]] = []
 
 
 class Load(_Frame, frozen=True):

@@ -99,13 +99,13 @@ async def _jobs(
         max_new_tokens=how.max_new_tokens,
         stop=tokenizer.eos,
     )
-    prompts = await scorers.prompts("heldout", list(range(start, start + count)))
+    prompts = await scorers.orders("heldout", list(range(start, start + count)))
     for prompt in prompts:
         if isinstance(prompt, str):
             raise ConfigError(f"the task makes no prompt: {prompt}.")
     chance = random.Random(start)
     return [
-        Job(prompt, chance.getrandbits(62), 0, sampling)
+        Job(prompt.tokens, chance.getrandbits(62), 0, sampling, prompt.turns)
         for prompt in prompts
         if not isinstance(prompt, str)
     ]
@@ -131,7 +131,9 @@ def _audit_of(job: Job, answer: Completion, version: int, adapter: Path) -> Audi
         temperature=job.sampling.temperature,
         top_k=job.sampling.top_k,
         top_p=job.sampling.top_p,
-        rollouts=[AuditRollout(tokens=answer.tokens, logprobs=answer.logprobs)],
+        rollouts=[
+            AuditRollout(tokens=answer.tokens, logprobs=answer.logprobs, observed=answer.observed)
+        ],
     )
 
 

@@ -53,7 +53,9 @@ class SamplingSection(Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Tokens that may be sampled: the likeliest whose probabilities reach this sum; 1 is all."""
     max_new_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 64
-    """Longest answer, in tokens."""
+    """Longest answer, in tokens; of several turns, all of them with what is observed between."""
+    turn_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0
+    """Longest turn of an answer of several, in tokens; 0 is as long as the answer."""
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP)] = 8
     """G: answers to each prompt."""
 

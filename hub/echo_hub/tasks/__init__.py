@@ -47,7 +47,10 @@ _TASKS: dict[str, Callable[[Mapping[str, Any], int], AnyTask]] = {
     "knights-knaves": _with_options("knights_knaves", "KnightsKnaves"),
     "mathematics": _with_options("mathematics", "Mathematics"),
     "countdown": _with_options("countdown", "Countdown"),
+    "guess-number": _with_options("guess_number", "GuessNumber"),
 }
+TASK_NAMES = tuple(_TASKS)
+"""The tasks that are known by a name alone."""
 _FAMILIES: dict[str, tuple[str, str, str]] = {
     "reasoning-gym": ("dataset", "reasoning_gym", "ReasoningGym"),
     "dataset": ("file or name", "dataset", "Dataset"),

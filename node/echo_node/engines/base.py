@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from echo_p2p.wire import Sampling
+from echo_p2p.wire import Sampling, Turns
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -27,20 +27,32 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One answer to sample: rollout `index` of a lease with this prompt and seed."""
+    """One answer to sample: rollout `index` of a lease with this prompt and seed.
+
+    With `turns`, one in several turns. A single turn out of several has the turns before it at the
+    end of `prompt`; its first token has the noise of position `start`. `keep`: another turn may
+    follow, so what the engine has computed of this one is worth keeping.
+    """
 
     prompt: list[int]
     seed: int
     index: int
     sampling: Sampling
+    turns: Turns | None = None
+    start: int = 0
+    keep: bool = False
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """The answer to a `Job`: `logprobs[i]` belongs to `tokens[i]`."""
+    """The answer to a `Job`: `logprobs[i]` belongs to `tokens[i]`.
+
+    `observed` are the half-open spans of tokens that were not sampled; see `wire.Rollout`.
+    """
 
     tokens: list[int]
     logprobs: list[float]
     finish: Literal["stop", "length"]
+    observed: list[tuple[int, int]] = []
 
 
 class Engine(Protocol):
@@ -58,7 +70,10 @@ class Engine(Protocol):
         ...
 
     def generate(self, jobs: Sequence[Job]) -> list[Completion]:
-        """Sample every job under the active version; results in the order of the jobs."""
+        """Sample every job under the active version; results in the order of the jobs.
+
+        Jobs are single turns; `dialogues` makes longer answers of them.
+        """
         ...
 
 

@@ -1,14 +1,15 @@
 """Sampling one batch of answers with a key-value cache.
 
 Prompts of unequal length are padded on the left. Answers to one prompt share its prefill: it runs
-once and its cache is copied. Rows whose answer has ended leave the batch when enough of them have,
+once and its cache is copied. What is kept of a prompt's beginning from an earlier turn is put in
+front, and only the rest runs. Rows whose answer has ended leave the batch when enough of them have,
 so a few long answers do not pay for the many short ones.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from transformers.cache_utils import DynamicLayer
 
 from echo_node.engines.base import Completion, Job
 from echo_node.engines.draw import Sampler
+from echo_node.engines.prefixes import Prefix, Prefixes
 
 _DROP_SHARE = 8  # rows are dropped when one in so many has ended
 _ROOM = 32  # positions the cache grows by, at least
@@ -53,9 +55,14 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
 
 
 class Decoder:
-    """Samples batches of answers from a causal language model."""
+    """Samples batches of answers from a causal language model.
 
-    def __init__(self, model: Any) -> None:
+    Args:
+        prefixes: where the keys and values of answers that may go on are kept.
+    """
+
+    def __init__(self, model: Any, prefixes: Prefixes) -> None:
+        self.prefixes = prefixes
         self.config = model.config.get_text_config()
         self.context: int = self.config.max_position_embeddings
         self.vocab_size: int = self.config.vocab_size
@@ -64,6 +71,8 @@ class Decoder:
         kinds = set(getattr(self.config, "layer_types", None) or ("full_attention",))
         self._plain_attention = kinds == {"full_attention"}
         parameters = inspect.signature(model.forward).parameters
+        self.keeps = self._plain_attention
+        """Whether all layers' keys and values are one a token, so that they can be kept."""
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
     def answer_limit(self, job: Job) -> int:
@@ -122,6 +131,7 @@ class _Batch:
         self._sampler = Sampler(
             [job.seed for job in jobs],
             [job.index for job in jobs],
+            starts=[job.start for job in jobs],
             sampling=jobs[0].sampling,
             vocab_size=decoder.vocab_size,
             device=device,
@@ -129,21 +139,41 @@ class _Batch:
         self._prefill()
 
     def _prefill(self) -> None:
-        """Run each different prompt once, and give every row its copy."""
+        """Run what is new in each different prompt once, and give every row its copy."""
         number: dict[tuple[int, ...], int] = {}
         which = [number.setdefault(tuple(job.prompt), len(number)) for job in self._jobs]
         device = self._row.device
-        tokens = _padded([prompt[::-1] for prompt in number], -1, device).flip(1)
-        mask = tokens >= 0
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
         self._cache = self._decoder.new_cache()
+        kept = self._kept_of(number, which)
+        old = _fill(self._cache, kept, device)
+        new = [
+            prompt[len(one.tokens) if one else 0 :]
+            for prompt, one in zip(number, kept, strict=True)
+        ]
+        self._decoder.prefixes.read += sum(map(len, new))
+        tokens = _padded([prompt[::-1] for prompt in new], -1, device).flip(1)
+        mask = torch.cat([old, tokens >= 0], 1)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, old.shape[1] :]
         logits = self._decoder.forward(tokens.clamp(min=0), mask, positions, self._cache)
         rows = torch.tensor(which, device=device)
         self._cache.batch_select_indices(rows)
         self._logits = logits[rows]
         self._position = positions[rows, -1:]
-        self._padded = tokens.shape[1]
+        self._padded = mask.shape[1]
         self._mask = torch.nn.functional.pad(mask[rows], (0, self._tokens.shape[1]), value=True)
+
+    def _kept_of(
+        self, prompts: Iterable[tuple[int, ...]], which: Sequence[int]
+    ) -> list[Prefix | None]:
+        """What is kept of each different prompt, by the first of its jobs that has something."""
+        prefixes = self._decoder.prefixes
+        found: list[Prefix | None] = [None for _ in prompts]
+        for job, number in zip(self._jobs, which, strict=True):
+            one = prefixes.take((job.seed, job.index), job.prompt)
+            if found[number] is None and one is not None:
+                found[number] = one
+                prefixes.reused += len(one.tokens)
+        return found
 
     def take(self, position: int) -> bool:
         """Draw each row's token at `position` of its answer; whether any row goes on."""
@@ -155,12 +185,33 @@ class _Batch:
         self._drawn = tokens
         ended = int(self._ended.sum())
         if ended == len(tokens):
+            self._store(position)
             return False
         if ended * _DROP_SHARE >= len(tokens):
-            self._keep(torch.nonzero(~self._ended)[:, 0])
+            self._store(position)
+            self._go_on_with(torch.nonzero(~self._ended)[:, 0])
         return True
 
-    def _keep(self, rows: torch.Tensor) -> None:
+    def _store(self, position: int) -> None:
+        """Keep the keys and values of the rows that have ended and may go on."""
+        if not self._decoder.keeps:
+            return
+        for place in torch.nonzero(self._ended)[:, 0].tolist():
+            row = int(self._row[place])
+            job = self._jobs[row]
+            if job.keep:
+                # its last token was drawn and never read
+                answer = self._tokens[row, : position + 1].tolist()
+                answer = _completion(job, answer[: self._limits[row]], []).tokens[:-1]
+                slots = torch.nonzero(self._mask[place, : self._padded + len(answer)])[:, 0]
+                layers = [
+                    (layer.keys[place][:, slots], layer.values[place][:, slots])
+                    for layer in self._cache.layers
+                ]
+                prefix = Prefix([*job.prompt, *answer], layers)
+                self._decoder.prefixes.put((job.seed, job.index), prefix)
+
+    def _go_on_with(self, rows: torch.Tensor) -> None:
         self._sampler.keep(rows)
         self._cache.batch_select_indices(rows)
         for name in ("_row", "_limit", "_stops", "_ended", "_position", "_mask", "_drawn"):
@@ -181,6 +232,27 @@ class _Batch:
             _completion(job, tokens[i][:limit], logprobs[i])
             for i, (job, limit) in enumerate(zip(self._jobs, self._limits, strict=True))
         ]
+
+
+def _fill(cache: DynamicCache, kept: Sequence[Prefix | None], device: torch.device) -> torch.Tensor:
+    """Put what is kept of each row into an empty cache, on the right; returns where: bool."""
+    width = max(len(one.tokens) if one else 0 for one in kept)
+    mask = torch.zeros(len(kept), width, dtype=torch.bool, device=device)
+    some = next((one for one in kept if one), None)
+    if some is None:
+        return mask
+    for number, (key, value) in enumerate(some.layers):
+        states = [
+            part.new_zeros(len(kept), part.shape[0], width, part.shape[2]) for part in (key, value)
+        ]
+        for row, one in enumerate(kept):
+            if one is not None:
+                for part, state in zip(one.layers[number], states, strict=True):
+                    state[row, :, width - len(one.tokens) :] = part
+        cache.layers[number].update(*states)
+    for row, one in enumerate(kept):
+        mask[row, width - (len(one.tokens) if one else 0) :] = True
+    return mask
 
 
 def _completion(job: Job, tokens: list[int], logprobs: list[float]) -> Completion:

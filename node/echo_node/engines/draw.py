@@ -27,19 +27,21 @@ _NOISE_ELEMENTS = 1 << 15  # what stays in a core's cache
 
 
 class Sampler:
-    """The noise streams of a batch of answers."""
+    """The noise streams of a batch of answers; row i begins at its position `starts[i]`."""
 
     def __init__(
         self,
         seeds: Sequence[int],
         indices: Sequence[int],
         *,
+        starts: Sequence[int] | None = None,
         sampling: Sampling,
         vocab_size: int,
         device: torch.device | str,
     ) -> None:
         self._seeds = np.asarray(seeds, dtype=np.uint64)
         self._indices = np.asarray(indices, dtype=np.uint64)
+        self._starts = np.asarray(starts or [0] * len(seeds), dtype=np.uint64)
         self._how = (sampling.temperature, sampling.top_k, sampling.top_p)
         self._vocab_size = vocab_size
         self._device = device
@@ -48,7 +50,7 @@ class Sampler:
         self._keys = self._noise = torch.empty(0)
 
     def draw(self, logits: torch.Tensor, position: int) -> torch.Tensor:
-        """The token of each row at `position`, from its raw logits: int64 [rows]."""
+        """The token of each row, `position` after its start, from its raw logits: int64 [rows]."""
         if position not in self._ready:
             self._prepare(position)
         at = position - self._ready.start
@@ -60,6 +62,7 @@ class Sampler:
         """Go on with these rows only, in this order."""
         chosen = rows.cpu().numpy()
         self._seeds, self._indices = self._seeds[chosen], self._indices[chosen]
+        self._starts = self._starts[chosen]
         if self._ready:
             self._keys = self._keys[:, rows]
             self._noise = self._noise[:, rows] if self._small else self._noise
@@ -70,7 +73,7 @@ class Sampler:
             count = min(count, max(1, _NOISE_ELEMENTS // (len(self._seeds) * self._vocab_size)))
         self._ready = range(position, position + count)
         positions = np.arange(position, position + count, dtype=np.uint64)[:, None]
-        keys = keys_at(self._seeds[None], self._indices[None], positions)
+        keys = keys_at(self._seeds[None], self._indices[None], self._starts[None] + positions)
         self._keys = keys_to_torch(keys, self._device)
         if self._small:
             noise = gumbel_torch(self._keys.reshape(-1, 2), self._vocab_size)

@@ -19,10 +19,12 @@ from transformers import AutoModelForCausalLM
 from echo_node.engines.adapter import Adapter, Merger, Version
 from echo_node.engines.base import Completion, EngineInfo, Job
 from echo_node.engines.decode import Decoder
+from echo_node.engines.prefixes import Prefixes
 from echo_node.engines.whole import Replacer, read_version
 from echo_p2p.errors import EngineError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+KEPT_BYTES = 1 << 30
 _CANARY_TOKENS = 8
 
 
@@ -32,9 +34,13 @@ class TorchEngine:
     Args:
         max_sequences: most answers in one batch; more jobs are answered in several.
         device: a torch device; by default CUDA if there is one, else the CPU.
+        kept_bytes: most keys and values that are kept from turn to turn.
     """
 
-    def __init__(self, *, max_sequences: int, device: str | None = None) -> None:
+    def __init__(
+        self, *, max_sequences: int, device: str | None = None, kept_bytes: int = KEPT_BYTES
+    ) -> None:
+        self.prefixes = Prefixes(kept_bytes)
         self._max_sequences = max_sequences
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._model: Any = None
@@ -57,7 +63,7 @@ class TorchEngine:
         except Exception as error:  # a false config raises whatever it likes
             raise EngineError(f"cannot load the base model in {base}: {error}") from error
         self._model = model.eval().requires_grad_(False).to(self._device)
-        self._decoder = Decoder(self._model)
+        self._decoder = Decoder(self._model, self.prefixes)
         self._merger = self._active = None
         return EngineInfo(
             name="torch",
@@ -72,6 +78,7 @@ class TorchEngine:
         if self._model is None:
             raise EngineError("no base model is loaded.")
         candidate = read_version(adapter)
+        self.prefixes.clear()
         merger = self._merger or _merger_for(self._model, candidate)
         merger.check(candidate)
         merger.merge(candidate)
@@ -100,6 +107,7 @@ class TorchEngine:
                 try:
                     done = self._decoder.sample([jobs[number] for number in part])
                 except RuntimeError as error:  # out of memory, mostly
+                    self.prefixes.clear()
                     raise EngineError(f"cannot generate {len(part)} answers: {error}") from error
                 answers.update(zip(part, done, strict=True))
         return [answers[number] for number in range(len(jobs))]

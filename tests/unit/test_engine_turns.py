@@ -1,0 +1,152 @@
+"""The torch engine in dialogues: what it keeps between turns changes no token, only the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from engine_models import VOCAB, configs, make_adapter, make_base, reference
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from echo_node.engines.base import Completion, Job
+from echo_node.engines.dialogues import generate_dialogues
+from echo_node.engines.prefixes import Prefix, Prefixes
+from echo_node.engines.torch import TorchEngine
+from echo_p2p.dialogue import Rules, fault_in
+from echo_p2p.sampling import keys_to_torch, row_keys, sample
+from echo_p2p.text import TurnText, environment_says, in_tokens
+from echo_p2p.wire import Sampling, Turns, pack_tokens
+
+torch.set_num_threads(1)
+
+STOP = (2, 7, 11, 19, 23, 31, 37, 41, 43, 53)
+LIMIT = 70
+
+
+@pytest.fixture(scope="module")
+def text() -> TurnText:
+    """Words, numbers among them, for a model that has never seen one."""
+    words = ["<unk>", *(f"w{i}" for i in range(1, 30)), *map(str, range(1, 28)), "higher", "lower"]
+    vocab = {word: number for number, word in enumerate([*words, ":", "a"])}
+    assert len(vocab) == VOCAB
+    raw = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    return TurnText(raw, STOP)
+
+
+def engine_of(tmp_path: Path, architecture: str, **options: object) -> tuple[TorchEngine, Path]:
+    base = make_base(tmp_path / "base", architecture)
+    adapter = make_adapter(base, tmp_path / "adapter", 1)
+    engine = TorchEngine(max_sequences=64, device="cpu", **options)  # type: ignore[arg-type]
+    engine.load(base, "float32")
+    engine.activate(1, adapter)
+    return engine, adapter
+
+
+def jobs(count: int) -> list[Job]:
+    """Dialogues of up to six turns with unequal prompts, and one answer in five without turns."""
+    sampling = Sampling(temperature=1.0, max_new_tokens=LIMIT, stop=STOP)
+    turns = Turns(
+        environment="guess-number/1", state=b'{"number":13,"high":27}', before=pack_tokens([3, 4]),
+        after=pack_tokens([5]), max_turns=6, turn_tokens=9,
+    )  # fmt: skip
+    return [
+        Job([3 + i // 4] * (1 + i // 4), 1000 + i // 4, i % 4, sampling, turns if i % 5 else None)
+        for i in range(count)
+    ]
+
+
+def answer_all(engine: TorchEngine, text: TurnText, work: Sequence[Job]) -> list[Completion]:
+    return generate_dialogues(engine.generate, lambda stop: text, work)
+
+
+@pytest.mark.parametrize("architecture", sorted(configs()))
+def test_dialogues_are_what_a_plain_forward_pass_derives(
+    architecture: str, tmp_path: Path, text: TurnText
+) -> None:
+    engine, adapter = engine_of(tmp_path, architecture)
+    policy = reference(tmp_path / "base", adapter)
+    work = jobs(24)
+    answers = answer_all(engine, text, work)
+    for job, answer in zip(work, answers, strict=True):
+        check(policy, job, answer, text)
+    assert sum(len(answer.observed) for answer in answers) > 24
+    kept = engine.prefixes
+    if architecture == "sliding":  # its layers forget, so nothing can be kept
+        assert (kept.reused, len(kept)) == (0, 0)
+    else:
+        assert kept.reused > kept.read > 0
+
+
+@torch.no_grad()
+def check(policy: torch.nn.Module, job: Job, answer: Completion, text: TurnText) -> None:
+    """Derive the sampled tokens again in one pass; each has the noise of its place."""
+    logits = policy(input_ids=torch.tensor([job.prompt + answer.tokens])).logits[0].float()
+    logits = logits[len(job.prompt) - 1 : -1]
+    count = len(answer.tokens)
+    sampled = torch.ones(count, dtype=torch.bool)
+    for start, end in answer.observed:
+        sampled[start:end] = False
+    keys = keys_to_torch(row_keys([(job.seed, job.index, i) for i in range(count)]))
+    tokens = torch.tensor(answer.tokens)
+    assert sample(logits, keys, 1.0)[sampled].tolist() == tokens[sampled].tolist()
+    expected = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    claimed = torch.tensor(answer.logprobs)
+    assert (expected - claimed)[sampled].abs().max() < 1e-4
+    assert not claimed[~sampled].any()
+    reply = in_tokens(environment_says(job.turns), job.turns, text) if job.turns else lambda _: None
+    rules = Rules.of(job.sampling, job.turns)
+    assert fault_in(answer.tokens, answer.observed, rules, reply) == ""
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 20_000])
+def test_what_had_no_room_is_read_again(tmp_path: Path, text: TurnText, kept_bytes: int) -> None:
+    work = jobs(24)
+    roomy, _ = engine_of(tmp_path / "roomy", "qwen2")
+    tight, _ = engine_of(tmp_path / "tight", "qwen2", kept_bytes=kept_bytes)
+    same = [answer.tokens for answer in answer_all(roomy, text, work)]
+    assert [answer.tokens for answer in answer_all(tight, text, work)] == same
+    assert (tight.prefixes.reused > 0) == (kept_bytes > 0)
+    assert tight.prefixes.read + tight.prefixes.reused == (
+        roomy.prefixes.read + roomy.prefixes.reused
+    )
+    assert tight.prefixes.read > roomy.prefixes.read
+
+
+def test_another_policy_reads_everything_itself(tmp_path: Path) -> None:
+    engine, adapter = engine_of(tmp_path, "qwen2")
+    (job,) = jobs(2)[1:]
+    first = engine.generate([_turn(job)])[0]
+    assert len(engine.prefixes) == 1
+    engine.activate(2, adapter)
+    assert len(engine.prefixes) == 0
+    engine.generate([_turn(job, [*job.prompt, *first.tokens, 5])])
+    assert engine.prefixes.reused == 0
+
+
+def _turn(job: Job, prompt: list[int] | None = None) -> Job:
+    return Job(prompt or job.prompt, job.seed, job.index, job.sampling, keep=True)
+
+
+def test_a_prefix_is_given_for_its_own_continuation_alone() -> None:
+    def prefix(*tokens: int) -> Prefix:
+        part = torch.zeros(2, len(tokens), 4)
+        return Prefix(list(tokens), [(part, part.clone())])
+
+    kept = Prefixes(max_bytes=3 * prefix(1, 2).size)
+    kept.put((1, 0), prefix(1, 2))
+    for stream, tokens in (((1, 1), [1, 2, 3]), ((1, 0), [1, 2]), ((1, 0), [1, 3, 3])):
+        assert kept.take(stream, tokens) is None
+    found = kept.take((1, 0), [1, 2, 3])
+    assert found is not None
+    assert found.tokens == [1, 2]
+    assert kept.take((1, 0), [1, 2, 3]) is None  # once
+    for number in range(5):
+        kept.put((number, 0), prefix(1, 2))
+    assert [kept.take((number, 0), [1, 2, 3]) is None for number in range(5)] == (
+        [True, True, False, False, False]
+    )
+    kept.put((9, 0), prefix(*range(99)))  # more than there is room for
+    assert len(kept) == 0
