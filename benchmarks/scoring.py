@@ -23,6 +23,7 @@ from echo_hub.config import RunConfig
 from echo_hub.models import addmix3_path
 from echo_hub.scoring import open_scorers
 from echo_hub.tasks import make_task
+from echo_hub.tasks.replay import Answered
 from echo_hub.tokens import Tokenizer
 from echo_p2p.nursery import open_nursery
 
@@ -68,7 +69,7 @@ async def rate(task: str, processes: int) -> float:
         {"run": {"id": "b"}, "task": {"name": task}, "scoring": {"processes": processes}}
     )
     tokenizer = Tokenizer.load(BASE)
-    answers = [[*tokenizer.encode(">123", "raw"), *tokenizer.eos]] * ANSWERS
+    answers = [Answered([*tokenizer.encode(">123", "raw"), *tokenizer.eos])] * ANSWERS
     done = 0
     async with open_scorers(config, BASE) as scorers:
         prompts = await scorers.prompts("train", range(256))

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from echo_hub.ray_place import Place, ScorerLostError
-from echo_hub.scorer import ANSWERS, Answer, Failed, MakePrompts, Ready, Score, Setup
+from echo_hub.scorer import ANSWERS, Answer, Command, Failed, Ready, Setup
 from echo_p2p.errors import WireError
 from echo_p2p.pipes import ParentPipe
 from echo_p2p.wire import decode, encode
@@ -52,7 +52,7 @@ class Unconnected(_Frame, frozen=True):
 
 class Ask(_Frame, frozen=True):
     job: int
-    command: MakePrompts | Score
+    command: Command
     deadline_s: float
 
 

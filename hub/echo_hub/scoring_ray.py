@@ -66,6 +66,7 @@ class RayPool:
         self._places = trio.Semaphore(rules.processes)
         self.ready = trio.Event()
         self.lacking: list[str] = []
+        self.environments: tuple[str, ...] = ()
 
     async def run(self) -> None:
         """Keep a bridge to the cluster, and a new one when it is lost."""
@@ -92,6 +93,7 @@ class RayPool:
                     fix="Is it running, reachable, and echo-p2p[hub,ray] installed on all of it?",
                 )
             self.lacking = said.ready.lacking
+            self.environments = tuple(said.ready.environments)
             self.ready.set()
             yield child
 

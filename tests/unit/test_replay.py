@@ -1,4 +1,4 @@
-"""Dialogues at the hub: leases say how prompts go on; answers are gone through again, and scored."""
+"""Dialogues at the hub: leases say how prompts go on; answers are played again, and scored."""
 
 from __future__ import annotations
 
