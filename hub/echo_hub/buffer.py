@@ -4,6 +4,10 @@ Admission is decided at the moment of consumption, with the time spent waiting i
 whose lag would exceed S is taken out and returned, so that the caller records it, and is never
 trained on. Otherwise the stalest go first (lowest version, then order of arrival), because they
 are the next to become useless. Every group that was added leaves exactly once.
+
+Blank groups, of which an update would learn nothing, may be kept apart: they are in no batch and
+keep no lease from anybody, and leave beside the next update. Only so many of them: the rest is
+like any other group, so that a learner that would wait for better ones goes on.
 """
 
 from __future__ import annotations
@@ -34,18 +38,24 @@ class ScoredGroup:
 class Buffer:
     """The groups that wait, by version."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, most_blank: int = 0) -> None:
         self._by_version: dict[int, deque[ScoredGroup]] = {}
+        self._blank: list[ScoredGroup] = []
+        self._most_blank = most_blank
 
     def __len__(self) -> int:
+        """Those that a batch may be made of."""
         return sum(len(groups) for groups in self._by_version.values())
 
     def versions(self) -> Counter[int]:
         """How many groups wait, by the version that sampled them."""
         return Counter({version: len(groups) for version, groups in self._by_version.items()})
 
-    def add(self, group: ScoredGroup) -> None:
+    def add(self, group: ScoredGroup, *, blank: bool = False) -> None:
         """Put a group in."""
+        if blank and len(self._blank) < self._most_blank:
+            self._blank.append(group)
+            return
         self._by_version.setdefault(group.version, deque()).append(group)
 
     def take(
@@ -66,9 +76,19 @@ class Buffer:
         self._forget_empty()
         return batch, stale
 
+    def take_blank(
+        self, version: int, staleness: int
+    ) -> tuple[list[ScoredGroup], list[ScoredGroup]]:
+        """The blank groups that the update from `version` leaves out, and those now too stale."""
+        taken, self._blank = self._blank, []
+        stale = [group for group in taken if version - group.version > staleness]
+        return [group for group in taken if version - group.version <= staleness], stale
+
     def evict(self, node: bytes) -> list[ScoredGroup]:
         """Take out everything a node handed in."""
-        return self._take_out(lambda group: group.node == node)
+        blank = [group for group in self._blank if group.node == node]
+        self._blank = [group for group in self._blank if group.node != node]
+        return self._take_out(lambda group: group.node == node) + blank
 
     def _take_out(self, unwanted: Callable[[ScoredGroup], bool]) -> list[ScoredGroup]:
         out: list[ScoredGroup] = []

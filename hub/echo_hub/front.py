@@ -34,6 +34,7 @@ from echo_hub.evaluation import Evaluated, Evaluation
 from echo_hub.granting import Granter
 from echo_hub.intake import Intake
 from echo_hub.keeper import Keeper
+from echo_hub.learner.penalties import all_alike
 from echo_hub.leases import OpenLease
 from echo_hub.ledger import Ledger, Recovered
 from echo_hub.reputation import InOrder
@@ -89,7 +90,9 @@ class Front:
             max_new_tokens=config.sampling.max_new_tokens,
             stop=tokenizer.eos,
         )
-        self._buffer = Buffer()
+        learner = config.learner
+        most_blank = learner.most_dropped * learner.groups_per_update
+        self._buffer = Buffer(most_blank=most_blank if learner.drop_zero_advantage else 0)
         self._tally = Tally(recovered.verdicts)
         self._lags = Counter(recovered.lags)
         self._mixture = config.mixture
@@ -257,13 +260,22 @@ class Front:
                 return
             self._measure(group, rewards)
         if lease.split == "train":
-            self._buffer.add(group.scored(rewards))
+            scored = group.scored(rewards)
+            self._buffer.add(scored, blank=self._is_blank(scored))
             return
         evaluation = self._evaluations.get(group.version)
         if evaluation is not None:
             evaluation.answer(lease.index, group.group_id, rewards)
         else:  # given up in the meantime
             await self._drop(group, Rejection(Code.INTERRUPTED))
+
+    def _is_blank(self, group: ScoredGroup) -> bool:
+        """Would no answer of a group have an advantage over the others?"""
+        return all_alike(
+            group.rollouts,
+            limit=self._config.sampling.max_new_tokens,
+            tolerance=self._config.learner.overlong_tokens,
+        )
 
     def _measure(self, group: Group, rewards: list[float]) -> None:
         """Count a train group for its task, and for what is drawn next."""
@@ -342,6 +354,16 @@ class Front:
                 return batch
             if not stale:
                 await changed.wait()
+
+    async def take_blank(self) -> list[ScoredGroup]:
+        """The groups that the update at hand uses up without training on them: they count as
+        consumed by it, and so for their nodes. Stale ones are dropped."""
+        version = self._book.version
+        blank, stale = self._buffer.take_blank(version, self._config.staleness)
+        self._lags.update(version - group.version for group in blank)
+        if stale:
+            await self.drop_groups(stale, Code.STALE)
+        return blank
 
     async def drop_groups(self, dropped: Sequence[ScoredGroup], code: Code) -> None:
         """Groups that had passed every check will not be trained on after all."""

@@ -13,8 +13,10 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean, pstdev
 from typing import Any, TypeVar
 
+import msgspec
 import trio
 
 from echo_hub.buffer import ScoredGroup
@@ -204,9 +206,16 @@ class LearnerLoop:
             await self._refused(groups, error)
             return True
         self._refusals = 0
+        blank = await self._front.take_blank()
+        if blank:
+            trained = msgspec.structs.replace(
+                trained, metrics=metrics_of_all(trained, groups, blank)
+            )
         tasks = self._front.task_metrics()
         await self._ledger.commit_update(
-            trained.version, [group.group_id for group in groups], trained.metrics | tasks
+            trained.version,
+            [group.group_id for group in (*groups, *blank)],
+            trained.metrics | tasks,
         )
         self.version = trained.version
         due = self.version % self._config.kappa == 0 or self._complete()
@@ -284,6 +293,18 @@ def _facts(
         spent=spent,
         tasks=by_task(tasks),
     )
+
+
+def metrics_of_all(
+    trained: Trained, groups: Sequence[ScoredGroup], blank: Sequence[ScoredGroup]
+) -> dict[str, float]:
+    """An update's metrics, the rewards of the groups that it left out counted with the others."""
+    rewards = [one.reward for group in (*groups, *blank) for one in group.rollouts]
+    return trained.metrics | {
+        "reward_mean": fmean(rewards),
+        "reward_std": pstdev(rewards),
+        "dropped_groups": float(len(blank)),
+    }
 
 
 async def _unless(stop: trio.Event, take: Callable[[], Awaitable[T]]) -> T | None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_hub.buffer import Buffer, ScoredGroup
-from echo_hub.learner.messages import TrainRollout
+from echo_hub.learner.messages import Trained, TrainRollout
+from echo_hub.learner.penalties import all_alike
+from echo_hub.loop import metrics_of_all
 
 
 def group(number: int, version: int, node: int = 0) -> ScoredGroup:
@@ -53,6 +58,55 @@ def test_a_nodes_groups_can_be_evicted() -> None:
         buffer.add(group(number, number, node=number % 2))
     assert ids(buffer.evict(bytes([1]) * 32)) == [1, 3]
     assert len(buffer) == 2
+
+
+def test_blank_groups_are_in_no_batch_and_leave_beside_the_next_update() -> None:
+    buffer = Buffer(most_blank=2)
+    for number, version in enumerate((3, 1, 3, 3)):
+        buffer.add(group(number, version), blank=number != 2)
+    assert len(buffer) == 2  # the fourth is blank too, and one more than may be kept apart
+    batch, stale = buffer.take(2, 3, 1)
+    assert (ids(batch), stale) == ([2, 3], [])
+    blank, stale = buffer.take_blank(3, 1)
+    assert (ids(blank), ids(stale)) == ([0], [1])
+    assert buffer.take_blank(3, 1) == ([], [])
+    buffer.add(group(4, 3), blank=True)
+    assert ids(buffer.evict(bytes([0]) * 32)) == [4]
+
+
+def test_without_such_a_limit_a_blank_group_is_like_any_other() -> None:
+    buffer = Buffer()
+    buffer.add(group(0, 0), blank=True)
+    assert ids(buffer.take(1, 0, 0)[0]) == [0]
+
+
+def test_what_an_update_leaves_out_counts_in_its_mean_reward() -> None:
+    used, left_out = group(0, 0), group(1, 0)
+    worth = [TrainRollout(tokens=[1], logprobs=[-0.5], reward=reward) for reward in (0.0, 1.0)]
+    used = replace(used, rollouts=worth)
+    trained = Trained(version=1, metrics={"reward_mean": 0.5, "reward_std": 0.5, "loss": 2.0})
+    found = metrics_of_all(trained, [used], [left_out])
+    assert found["reward_mean"] == pytest.approx(2 / 3)
+    assert (found["dropped_groups"], found["loss"]) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "lengths", "tolerance", "alike"),
+    [
+        ((1.0, 1.0), (3, 9), 0, True),
+        ((1.0, 0.5), (3, 3), 0, False),
+        ((1.0, 1.0), (3, 9), 4, False),
+        ((1.0, 1.0), (3, 5), 4, True),
+    ],
+)
+def test_a_group_is_blank_if_all_its_answers_are_worth_the_same(
+    rewards: tuple[float, ...], lengths: tuple[int, ...], tolerance: int, alike: bool
+) -> None:
+    rollouts = [
+        TrainRollout([1] * (length + 2), [0.0] * (length + 2), reward, [(0, 2)])
+        for reward, length in zip(rewards, lengths, strict=True)
+    ]
+    assert all_alike(rollouts, limit=10, tolerance=tolerance) is alike
 
 
 def test_the_learner_is_sent_what_it_needs() -> None:

@@ -66,6 +66,11 @@ class LearnerSection(AdapterFields):
     """Weight of the policy's entropy, mean over tokens, which is taken off the loss."""
     overlong_tokens: Annotated[int, Field(ge=0)] = 0
     """Length, in tokens before the limit, over which an answer's reward falls by 1; 0 is none."""
+    drop_zero_advantage: bool = False
+    """Fill each update with groups whose rewards differ; the others count as consumed."""
+    most_dropped: Positive = 8
+    """Of those, at most so many updates' worth are left out of one update, so that a task that is
+    solved does not stop the run."""
     dpo_beta: Annotated[float, Field(gt=0)] = 0.1
     """Of `dpo`: how closely the policy is held to the base model."""
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -112,6 +117,11 @@ def _contradictions(one: LearnerSection) -> Iterator[tuple[str, str]]:
         yield "advantage", f'"{one.advantage}" has no value function for loss "ppo"; set "gae"'
     if one.needs_values and one.loss != "ppo":
         yield "loss", f'advantage "{one.advantage}" is for loss "ppo"; set that, or "dr_grpo"'
+    if one.needs_values and one.drop_zero_advantage:
+        yield (
+            "drop_zero_advantage",
+            f'with advantage "{one.advantage}" every group has a gradient; set it to false',
+        )
     if one.adapter == "none" and (one.loss == "dpo" or one.kl > 0):
         yield "adapter", 'without one no base is kept to compare with; set "lora", or another loss'
     if one.balanced_clip and one.correction != "none":

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from echo_hub.learner.messages import TrainRollout
+
 if TYPE_CHECKING:
     import torch
 
@@ -53,3 +55,12 @@ def shaped(
         reward + overlong(length, limit=limit, tolerance=tolerance)
         for reward, length in zip(rewards, lengths, strict=True)
     ]
+
+
+def all_alike(rollouts: Sequence[TrainRollout], *, limit: int, tolerance: int) -> bool:
+    """Whether a group's rewards, with the over-long penalty, are all the same."""
+    lengths = [
+        len(one.tokens) - sum(end - start for start, end in one.observed) for one in rollouts
+    ]
+    worth = shaped([one.reward for one in rollouts], lengths, limit=limit, tolerance=tolerance)
+    return min(worth) == max(worth)
