@@ -51,9 +51,16 @@ def init(
     run_id: Annotated[
         str | None, typer.Option("--run", help="The run's id.", show_default="my-run")
     ] = None,
-    model: Annotated[str, typer.Option(help="Preset to start from: addmix3 or smollm2.")] = (
-        "addmix3"
-    ),
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Preset to start from: addmix3, smollm2, or a small base for a task, made in "
+            "minutes: sokoban, wordle, knights-knaves, mathematics, countdown."
+        ),
+    ] = "addmix3",
+    task: Annotated[
+        str | None, typer.Option(help="A built-in task for smollm2, instead of small sums.")
+    ] = None,
     address: Annotated[
         list[str] | None,
         typer.Option(help="Host name or IP at which volunteers reach this hub; repeatable."),
@@ -69,7 +76,13 @@ def init(
     from echo_hub.setup_run import init_run
 
     made = init_run(
-        folder, run_id=run_id, model=model, hosts=address or [], port=port, local_demo=local_demo
+        folder,
+        run_id=run_id,
+        model=model,
+        hosts=address or [],
+        port=port,
+        local_demo=local_demo,
+        task=task,
     )
     typer.echo(f"run folder   {made.root}")
     typer.echo(f"settings     {made.config}")
@@ -257,7 +270,9 @@ def demo(
         typer.Option(min=0, max=100, help="S, in versions; async mode only. [default: 2]"),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
-    model: Annotated[str, typer.Option(help="addmix3 or smollm2.")] = "addmix3",
+    model: Annotated[
+        str, typer.Option(help="addmix3, smollm2, or a small base for a task.")
+    ] = "addmix3",
     adapter: Annotated[
         str, typer.Option(help="lora, or none: train and send all weights.")
     ] = "lora",

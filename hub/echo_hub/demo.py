@@ -30,7 +30,7 @@ from rich.table import Table
 
 from echo_hub.live import save_picture, show_progress
 from echo_hub.paths import RunFolder
-from echo_hub.presets import MODELS, Model, preset
+from echo_hub.presets import MODELS, SMALL_BASES, Model, preset
 from echo_hub.setup_run import write_bootstrap
 from echo_hub.spread import sentence_of, summary_of
 from echo_hub.template import render_config
@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     from echo_hub.evaluation import Evaluated
     from echo_hub.service import Hub
 
-RISE_WANTED = {"addmix3": 0.3, "smollm2": 0.1}
-DEFAULT_UPDATES = {"addmix3": 30, "smollm2": 24}
+RISE_WANTED: dict[str, float] = {"addmix3": 0.3, "smollm2": 0.1}
+DEFAULT_UPDATES: dict[str, int] = {"addmix3": 30, "smollm2": 24}
+for _name in SMALL_BASES:
+    RISE_WANTED[_name], DEFAULT_UPDATES[_name] = 0.15, 24
 _WHOLE_LEARNING_RATE = 1e-4  # of all weights; an adapter's is larger
 _NODE_GOODBYE_S = 20.0
 _WAYS_TO_CHEAT = ("edited", "hand-written", "greedy", "stale", "reseeded")
@@ -97,6 +99,7 @@ def run_demo(options: DemoOptions, *, live: bool) -> dict[str, Any]:
         )
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     with _run_folder(options.keep) as folder:
+        _make_base(options.model, folder)
         summary = trio.run(_until_stopped, options, folder, live)
     if live:
         _print_summary(summary)
@@ -158,13 +161,25 @@ def _configure(options: DemoOptions, folder: RunFolder, ports: tuple[int, int]) 
             ],
         },
     }
-    if options.model == "smollm2":
+    if options.model != "addmix3":
+        overrides["base"] = {"path": str(_base(options.model, folder))}
+    return preset(cast(Model, options.model), run_id="demo", overrides=overrides)
+
+
+def _base(model: str, folder: RunFolder) -> Path:
+    return folder.smollm2 if model == "smollm2" else folder.small_base
+
+
+def _make_base(model: str, folder: RunFolder) -> None:
+    """What is not packaged: converted or brought up here, which takes a minute or several."""
+    if model == "smollm2":
         from echo_hub.models.smollm2 import make_smollm2
 
-        base = folder.root / "smollm2"
-        make_smollm2(base)
-        overrides["base"] = {"path": str(base)}
-    return preset(cast(Model, options.model), run_id="demo", overrides=overrides)
+        make_smollm2(folder.smollm2)
+    elif model in SMALL_BASES:
+        from echo_hub.models.make_base import make_base
+
+        make_base(model, folder.small_base)
 
 
 def _free_ports() -> tuple[int, int]:

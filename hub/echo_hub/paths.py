@@ -34,6 +34,11 @@ class RunFolder:
         return self.root / "smollm2"
 
     @property
+    def small_base(self) -> Path:
+        """The base that `init` made for a built-in task."""
+        return self.root / "base"
+
+    @property
     def ledger(self) -> Path:
         return self.root / "ledger.sqlite"
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from echo_hub.config import RunConfig
+from echo_p2p.errors import ConfigError
 from echo_p2p.toml import validate
 
-Model = Literal["addmix3", "smollm2"]
-MODELS: tuple[Model, ...] = ("addmix3", "smollm2")
+SmallBase = Literal["sokoban", "wordle", "knights-knaves", "mathematics", "countdown"]
+SMALL_BASES: tuple[SmallBase, ...] = get_args(SmallBase)
+"""Bases that are made for a task, and have its name (`echo_hub.models.habits`)."""
+
+Model = Literal["addmix3", "smollm2"] | SmallBase
+MODELS: tuple[Model, ...] = ("addmix3", "smollm2", *SMALL_BASES)
 
 _ADDMIX3: dict[str, Any] = {
     "base": {"path": "addmix3"},
@@ -35,15 +40,52 @@ _SMOLLM2: dict[str, Any] = {
 }
 
 
+# Of language models with a chat template: answers have room for some reasoning.
+_SPOKEN: dict[str, dict[str, int]] = {
+    "sokoban": {"max_new_tokens": 3072, "turn_tokens": 640},
+    "wordle": {"max_new_tokens": 3072, "turn_tokens": 448},
+    "knights-knaves": {"max_new_tokens": 1024},
+    "mathematics": {"max_new_tokens": 1024},
+    "countdown": {"max_new_tokens": 1024},
+}
+
+
+def _small_base(task: SmallBase) -> dict[str, Any]:
+    from echo_hub.models.habits import RECIPES
+
+    recipe = RECIPES[task]
+    sampling = {"max_new_tokens": recipe.max_new_tokens, "group_size": 8}
+    if recipe.turn_tokens:
+        sampling["turn_tokens"] = recipe.turn_tokens
+    return {
+        **_ADDMIX3,
+        "base": {"path": "base"},
+        "task": {"name": task, "options": dict(recipe.options)},
+        "sampling": sampling,
+        "evaluation": {"prompts": 128},
+    }
+
+
+def spoken(task: str) -> dict[str, dict[str, Any]]:
+    """The sections for a built-in task with a language model that has a chat template."""
+    if task not in _SPOKEN:
+        raise ConfigError(
+            f"there is no preset for the task {task!r} with a language model.",
+            fix=f"There are: {', '.join(_SPOKEN)}. Others are set in run.toml.",
+        )
+    return {"task": {"name": task, "template": "chat"}, "sampling": dict(_SPOKEN[task])}
+
+
 def preset(model: Model, *, run_id: str, overrides: dict[str, dict[str, Any]]) -> RunConfig:
     """The preset's configuration with `overrides` laid over it, section by section.
 
     ConfigError names the setting that is wrong.
     """
-    sections: dict[str, Any] = {
-        name: dict(values)
-        for name, values in (_ADDMIX3 if model == "addmix3" else _SMOLLM2).items()
-    }
+    if model == "addmix3":
+        chosen = _ADDMIX3
+    else:
+        chosen = _SMOLLM2 if model == "smollm2" else _small_base(model)
+    sections: dict[str, Any] = {name: dict(values) for name, values in chosen.items()}
     sections["run"] = {"id": run_id}
     for name, values in overrides.items():
         sections[name] = {**sections.get(name, {}), **values}

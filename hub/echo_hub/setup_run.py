@@ -11,7 +11,7 @@ from typing import Any
 from echo_hub.config import RunConfig
 from echo_hub.folders import whole_folder
 from echo_hub.paths import RunFolder
-from echo_hub.presets import MODELS, preset
+from echo_hub.presets import MODELS, SMALL_BASES, preset, spoken
 from echo_hub.template import render_config
 from echo_p2p.bootstrap import (
     DEMO_DIRECTORY_SEED,
@@ -42,6 +42,7 @@ def init_run(
     hosts: Sequence[str],
     port: int,
     local_demo: bool,
+    task: str | None = None,
 ) -> RunFolder:
     """Make identity, run.toml and bootstrap_peers.toml in a new or empty folder.
 
@@ -49,6 +50,7 @@ def init_run(
         hosts: names or IPs at which volunteers reach the hub; none means this machine only.
         port: the hub's TCP port; the directory takes the next one.
         local_demo: the packaged local network: its published key and run id, loopback only.
+        task: a built-in task for a language model; the small bases have their own.
     """
     if model not in MODELS:
         raise ConfigError(f"there is no model {model!r}.", fix=f"Choose from: {', '.join(MODELS)}.")
@@ -65,6 +67,15 @@ def init_run(
     overrides: dict[str, dict[str, Any]] = {"network": network}
     if model == "smollm2":
         overrides["base"] = {"path": str(made.smollm2)}
+    if model in SMALL_BASES:
+        overrides["base"] = {"path": str(made.small_base)}
+    if task is not None:
+        if model != "smollm2":
+            raise ConfigError(
+                f"the base {model} knows its own task alone, so not {task!r}.",
+                fix="Leave --task out, or use --model smollm2.",
+            )
+        overrides |= spoken(task)
     config = preset(
         model, run_id=DEMO_RUN_ID if local_demo else run_id or "my-run", overrides=overrides
     )
@@ -108,6 +119,10 @@ def _fill(
         from echo_hub.models.smollm2 import make_smollm2
 
         make_smollm2(draft.smollm2)
+    if model in SMALL_BASES:
+        from echo_hub.models.make_base import make_base
+
+        make_base(model, draft.small_base)
 
 
 def write_bootstrap(

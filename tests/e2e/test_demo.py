@@ -51,7 +51,7 @@ def demo(*options: str) -> dict[str, Any]:
     """Run a demo to its end; its summary."""
     with start(*options) as process:
         try:
-            out, errors = process.communicate(timeout=500)
+            out, errors = process.communicate(timeout=800)
         finally:
             process.terminate()
     assert process.returncode == 0, errors[-3000:]
@@ -103,6 +103,16 @@ def test_a_policy_learns_in_all_its_weights() -> None:
     assert summary["reward_after"] - summary["reward_before"] >= 0.25
     assert summary["nodes_banned"] == 0
     assert summary["bytes_saved_by_deltas"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", ["wordle", "countdown"])
+def test_a_small_base_learns_its_task_in_one_turn_and_in_several(model: str) -> None:
+    """The base is made, and a cheat is found in answers of several turns too."""
+    summary = demo("--model", model, "--nodes", "3", "--cheaters", "1", "--updates", "16")
+    assert summary["reward_after"] - summary["reward_before"] >= 0.15
+    assert summary["cheaters_banned"] == summary["nodes_banned"] == 1
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 
 from echo_hub.config import load_config
 from echo_hub.folders import whole_folder
-from echo_hub.models import smollm2
+from echo_hub.models import make_base, smollm2
 from echo_hub.paths import RunFolder
 from echo_hub.setup_run import init_run
 from echo_p2p.bootstrap import Bootstrap, RunEntry, is_loopback
@@ -68,9 +68,38 @@ def test_a_host_with_ipv6_listens_there(tmp_path: Path) -> None:
     assert network.listen == ("/ip4/0.0.0.0/tcp/42420", "/ip6/::/tcp/42420")
 
 
+def test_a_small_base_is_made_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def make(task: str, out: Path) -> float:
+        made.append(task)
+        out.mkdir()
+        return 0.0
+
+    monkeypatch.setattr(make_base, "make_base", make)  # the real one takes minutes
+    folder = init(tmp_path / "run", model="knights-knaves")
+    config = load_config(folder.config)
+    assert made == ["knights-knaves"]
+    assert config.base.path == str(folder.small_base)
+    assert folder.small_base.is_dir()
+    assert config.task.name == "knights-knaves"
+    assert config.task.options == {"wording": "terse", "level": 2}
+
+
+def test_a_language_model_gets_a_built_in_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smollm2, "make_smollm2", lambda out: out.mkdir())
+    config = load_config(init(tmp_path / "run", model="smollm2", task="sokoban").config)
+    assert (config.task.name, config.task.template) == ("sokoban", "chat")
+    assert config.sampling.max_new_tokens > config.sampling.turn_tokens > 300
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
+        ({"model": "wordle", "task": "sokoban"}, "knows its own task alone, so not 'sokoban'"),
+        ({"model": "smollm2", "task": "chess"}, "no preset for the task 'chess'"),
         ({"run_id": "Bad Run"}, r"run\.id: .*found 'Bad Run'"),
         ({"model": "gpt"}, "no model 'gpt'"),
         ({"local_demo": True, "hosts": ("hub.example",)}, "leave --address out"),

@@ -12,7 +12,8 @@ from echo_p2p.toml import Strict
 
 class TaskSection(Strict):
     name: str = "addmix3"
-    """`addmix3`, `few-shot-addition`, `reasoning-gym:<dataset>`, or `dataset:<file or name>`."""
+    """A built-in task, as `sokoban`, or one of others, as `reasoning-gym:<dataset>` or
+    `dataset:<file or name>`: docs/tasks.md has them all."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the task."""
     template: Literal["raw", "chat"] = "raw"

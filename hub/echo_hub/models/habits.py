@@ -33,6 +33,7 @@ from echo_p2p.environments.sokoban import MOVES, Board, parse_board
 Episode = list[tuple[str, bool]]
 
 TERSE: Mapping[str, Any] = {"wording": "terse"}
+_HALF = 0.4  # of the plans for Sokoban take two turns
 _FAR = 1 << 40  # no run gets to prompts of such an index
 
 
@@ -40,7 +41,7 @@ _FAR = 1 << 40  # no run gets to prompts of such an index
 class Recipe:
     """How the base of a task is made.
 
-    `good`: share of the episodes (Wordle, Sokoban: of the turns) that show the good habit.
+    `good`: share of the episodes (Wordle: of the turns) that show the good habit.
     `options` are the task's, for the base and for runs on it; `context` the model's positions.
     """
 
@@ -66,24 +67,30 @@ def drawn(rng: random.Random, task: Any) -> Prompt:
     return prompt
 
 
-# Sokoban: a plan that solves the board, or moves at random.
+# Sokoban: a shortest plan that solves the board, in one turn or two; or moves at random.
 
 
 def sokoban_episode(rng: random.Random, task: Sokoban, good: float) -> Episode:
     prompt = drawn(rng, task)
-    episode: Episode = [(prompt.text, False)]
     board = parse_board(prompt.data["board"])
+    if rng.random() < good:
+        plan = shortest(board) or []
+        halfway = rng.randrange(1, len(plan)) if len(plan) > 1 and rng.random() < _HALF else 0
+        parts = [part for part in (plan[:halfway], plan[halfway:]) if part]
+    else:
+        parts = [
+            [rng.choice(MOVES) for _ in range(rng.randint(1, 5))] for _ in range(sokoban.MAX_TURNS)
+        ]
+    episode: Episode = [(prompt.text, False)]
     turns: list[str] = []
-    while True:
-        plan = shortest(board) if rng.random() < good else None
-        moves = plan or [rng.choice(MOVES) for _ in range(rng.randint(1, 5))]
+    for moves in parts:
         turns.append(tagged(" || ".join(moves)))
         episode.append((turns[-1], True))
-        board = sokoban.play(board, moves)
         said = sokoban.reply(prompt.data, turns)
         if said is None or len(turns) == sokoban.MAX_TURNS:
-            return episode
+            break
         episode.append((said, False))
+    return episode
 
 
 @lru_cache(maxsize=1 << 16)
@@ -205,7 +212,9 @@ RECIPES: dict[str, Recipe] = {
         task="sokoban",
         options={**TERSE, "level": 1},
         episode=sokoban_episode,
-        good=0.12,
+        good=0.35,
+        batch=32,
+        steps=600,
         max_new_tokens=220,
         turn_tokens=40,
         context=320,

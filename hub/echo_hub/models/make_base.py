@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,9 @@ CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 LEARNING_RATE, WARMUP_STEPS = 3e-3, 30
 POOL = 4
 """Batches drawn at once; each gets episodes of like lengths, so little of it is padding."""
+SCHOOL, SCHOOL_GOOD = 0.7, 0.9
+"""At first, for this share of the steps, so large a share of the episodes is good: it has to be
+able to do what it then mostly does not do."""
 SEED = 1
 
 Row = tuple[list[int], list[int]]
@@ -96,7 +100,8 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * rate
         if not pool:
-            pool = _pool(rng, task, recipe, tokenizer)
+            good = recipe.good if step > SCHOOL * recipe.steps else SCHOOL_GOOD
+            pool = _pool(rng, task, recipe, good, tokenizer)
         ids, labels = _batch(pool.pop())
         logits = model(input_ids=ids).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
@@ -106,17 +111,16 @@ def train(
         optimizer.step()
         recent = [*recent[-49:], loss.item()]
         if step % 100 == 0:
-            print(
-                f"step {step} of {recipe.steps}: loss {sum(recent) / len(recent):.4f}", flush=True
-            )
+            mean = sum(recent) / len(recent)
+            print(f"step {step} of {recipe.steps}: loss {mean:.4f}", file=sys.stderr)
     return sum(recent) / len(recent)
 
 
 def _pool(
-    rng: random.Random, task: Any, recipe: Recipe, tokenizer: PreTrainedTokenizerFast
+    rng: random.Random, task: Any, recipe: Recipe, good: float, tokenizer: PreTrainedTokenizerFast
 ) -> list[list[Row]]:
     """Batches of new episodes, in random order."""
-    episodes = [recipe.episode(rng, task, recipe.good) for _ in range(POOL * recipe.batch)]
+    episodes = [recipe.episode(rng, task, good) for _ in range(POOL * recipe.batch)]
     rows = sorted((_row(episode, tokenizer) for episode in episodes), key=lambda row: len(row[0]))
     batches = [rows[start : start + recipe.batch] for start in range(0, len(rows), recipe.batch)]
     rng.shuffle(batches)
@@ -157,7 +161,9 @@ def make_base(task: str, out: Path, *, seed: int = SEED, steps: int = 0) -> floa
             fix=f"There are: {', '.join(RECIPES)}; addmix3 has its own, make_addmix3.",
         )
     import torch
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     recipe = replace(RECIPES[task], steps=steps or RECIPES[task].steps)
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(recipe.phrases, recipe.context)
