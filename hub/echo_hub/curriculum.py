@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from echo_hub.config.tasks import CurriculumSection, TaskSection
@@ -157,6 +157,15 @@ class TaskMeters:
             }
         self._seen.clear()
         return metrics
+
+
+def latest(of_updates: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """The newest value of each metric of each task, from updates in order (see `by_task`)."""
+    found: dict[str, dict[str, float]] = {}
+    for tasks in of_updates:
+        for name, metrics in tasks.items():
+            found.setdefault(name, {}).update(metrics)
+    return found
 
 
 def by_task(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:

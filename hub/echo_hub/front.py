@@ -29,7 +29,7 @@ from echo_hub.audit.sequential import FLOAT32, Noise
 from echo_hub.buffer import Buffer, ScoredGroup
 from echo_hub.checks import Code, Rejection, Standing
 from echo_hub.config import RunConfig
-from echo_hub.curriculum import Curriculum, TaskMeters
+from echo_hub.curriculum import PREFIX, Curriculum, TaskMeters
 from echo_hub.evaluation import Evaluated, Evaluation
 from echo_hub.granting import Granter
 from echo_hub.intake import Intake
@@ -286,8 +286,13 @@ class Front:
             self._curriculum.observe(number, rewards)
 
     def task_metrics(self) -> dict[str, float]:
-        """What the groups of each task were like since this was last asked."""
-        return self._meters.take()
+        """What the groups of each task were like since this was last asked; and `outside`, the
+        share of its prompts that a curriculum leaves out or draws less."""
+        metrics = self._meters.take()
+        if self._config.curriculum.window:
+            for number, task in enumerate(self._config.all_tasks):
+                metrics[f"{PREFIX}{task.called}.outside"] = self._curriculum.outside(number)
+        return metrics
 
     async def _drop(self, group: Group, rejection: Rejection) -> None:
         lease = group.lease

@@ -104,7 +104,8 @@ class Granter:
         self._on_freed = on_freed
         self._waiters: dict[bytes, _Waiter] = {}
         self._complete = False
-        self._bad_prompts = 0
+        self._mixture = config.mixture
+        self._bad_prompts: Counter[int] = Counter()  # in a row, by task
         self._why_bad = ""
 
     @property
@@ -217,7 +218,8 @@ class Granter:
                     else:
                         prompts.append((lease, prompt))
         if prompts:
-            self._bad_prompts = 0
+            for lease, _ in prompts:
+                del self._bad_prompts[self._mixture.task_of(lease.split, lease.index)]
             await self._ledger.add_leases([lease for lease, _ in prompts])
         return [self._sign(lease, prompt) for lease, prompt in prompts]
 
@@ -246,16 +248,20 @@ class Granter:
             return
         self.book.answer(lease.lease_id)
         self._on_skipped(lease)
-        self._bad_prompts += 1
+        try:
+            self._bad_prompts[self._mixture.task_of(lease.split, lease.index)] += 1
+        except LookupError:  # of a task that was taken out of run.toml, and is leased no more
+            return
         self._why_bad = why
         await self._ledger.record_event(
             "prompt_skipped", split=lease.split, index=lease.index, why=why
         )
 
     def check_prompts(self) -> None:
-        """Raises ConfigError once the task has failed to make many prompts in a row."""
-        if self._bad_prompts >= _MOST_BAD_PROMPTS:
+        """Raises ConfigError once a task has failed to make many prompts in a row."""
+        most = max(self._bad_prompts.values(), default=0)
+        if most >= _MOST_BAD_PROMPTS:
             raise ConfigError(
-                f"{self._bad_prompts} prompts in a row could not be made. {self._why_bad}",
+                f"{most} prompts of a task in a row could not be made. {self._why_bad}",
                 fix="Mend the section [task] or [[tasks]] of run.toml.",
             )

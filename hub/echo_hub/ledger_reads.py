@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, Row, func, select
 
 from echo_hub.audit.sequential import NodeEvidence
-from echo_hub.curriculum import History, by_task
+from echo_hub.curriculum import History, by_task, latest
 from echo_hub.evaluation import Evaluated
 from echo_hub.leases import OpenLease
 from echo_hub.ledger_schema import (
@@ -275,10 +275,8 @@ def _lease(row: Row[Any]) -> OpenLease:
 def _tasks(connection: Connection) -> dict[str, dict[str, float]]:
     """The newest metrics of each task: not every update has groups of every task before it."""
     query = select(updates.c.metrics).order_by(updates.c.version.desc()).limit(_LOOK_BACK)
-    found: dict[str, dict[str, float]] = {}
-    for metrics in connection.scalars(query):
-        found = by_task(metrics) | found
-    return dict(sorted(found.items()))
+    newest_first = [by_task(metrics) for metrics in connection.scalars(query)]
+    return dict(sorted(latest(reversed(newest_first)).items()))
 
 
 def facts_of(connection: Connection) -> dict[str, object]:

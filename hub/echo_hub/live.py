@@ -23,6 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from echo_hub.curriculum import latest
 from echo_hub.spread import sentence_of, summary_of
 from echo_hub.status import sentence_of_task
 from echo_p2p.identity import peer_id_of
@@ -211,10 +212,8 @@ def _tasks(hub: Hub) -> list[RenderableType]:
     """How each task fared in the last update that had groups of it; nothing if there is one."""
     if len(hub.config.all_tasks) == 1:
         return []
-    latest: dict[str, dict[str, float]] = {}
-    for facts in hub.loop.history[-_LOOK_BACK:]:
-        latest |= facts.tasks
-    return [Text(f"{name[:11]:12}" + sentence_of_task(one)) for name, one in latest.items()]
+    found = latest(facts.tasks for facts in hub.loop.history[-_LOOK_BACK:])
+    return [Text(f"{name[:11]:12}" + sentence_of_task(one)) for name, one in found.items()]
 
 
 def _nodes(snapshot: FrontSnapshot) -> RenderableType:

@@ -91,11 +91,15 @@ def _evaluations_in_words(evaluations: list[dict[str, Any]]) -> str:
 
 
 def sentence_of_task(metrics: dict[str, float]) -> str:
-    """How a task fared in one update."""
+    """How a task fared of late."""
+    if "groups" not in metrics:
+        return "not drawn of late"
+    outside = metrics.get("outside", 0.0)
     return (
         f"reward {_fraction(metrics['reward_mean'])}, solved {metrics['pass_rate']:.0%}, "
         f"{metrics['length_mean']:.0f} tokens, {metrics['zero_advantage']:.0%} of "
         f"{metrics['groups']:.0f} groups flat"
+        + (f", {outside:.0%} of it always or never solved" if outside else "")
     )
 
 

@@ -455,10 +455,13 @@ def test_several_tasks_are_drawn_measured_and_remembered(world: World) -> None:
             assert (await node.submit(node.answer(lease, **wrong))).accepted
         await until(front, lambda now: now.buffered == 12)
         metrics = by_task(front.task_metrics())
+        assert sum(one.pop("outside") for one in metrics.values()) in (0.5, 1.0)
         assert sum(one["groups"] for one in metrics.values()) == 12
         assert all(0 <= one["pass_rate"] <= 0.5 for one in metrics.values())
         assert sum(one["zero_advantage"] * one["groups"] for one in metrics.values()) == 1
-        assert front.task_metrics() == {}
+        assert {metric for one in by_task(front.task_metrics()).values() for metric in one} == {
+            "outside"
+        }
 
     async def after(front: Front, ledger: Ledger) -> None:
         state = await ledger.recover(stride=world.config.mixture.stride, window=1)
@@ -605,7 +608,31 @@ def test_prompts_that_cannot_be_made_are_passed_over_and_stop_the_hub_in_the_end
             assert front.snapshot().running == 0
             await trio.lowlevel.checkpoint()
 
-    with pytest.raises(ConfigError, match="prompts in a row could not be made"):
+    with pytest.raises(ConfigError, match="prompts of a task in a row could not be made"):
+        world.run(body)
+
+
+def test_one_task_that_makes_no_prompts_stops_the_hub_though_another_does(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("echo_hub.granting._MOST_BAD_PROMPTS", 20)
+    world.config = config(  # room for a sum, and for no more
+        sampling={"max_new_tokens": 480},
+        tasks=[{"name": "addmix3"}, {"name": "few-shot-addition"}],
+    )
+
+    async def body(front: Front, ledger: Ledger) -> None:
+        node = Node(front)
+        for version in range(100):
+            await until(front, lambda now: now.checking == 0)
+            while front.snapshot().buffered < 4:
+                await node.work(8, version)
+                await until(front, lambda now: now.checking == 0)
+            await front.take_batch()
+            front.advance(version + 1, published=True)
+        raise AssertionError("not reached")
+
+    with pytest.raises(ConfigError, match=r"prompts of a task in a row .* few-shot|has \d+ tokens"):
         world.run(body)
 
 
