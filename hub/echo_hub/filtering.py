@@ -188,6 +188,13 @@ class _Trial:
         return rates
 
     async def _rates_of(self, fresh: Sequence[tuple[int, int, MadePrompt]]) -> dict[int, float]:
+        for _, _, prompt in fresh:
+            if prompt.turns is not None and not prompt.turns.environment:
+                raise ConfigError(
+                    f"task {self._task.called} answers the policy turn by turn at the hub, which "
+                    "cannot be measured beforehand.",
+                    fix="Filter tasks whose environment nodes have, or that are answered once.",
+                )
         chance = random.Random(f"{self._seed}/{self._number}/{fresh[0][0]}" if fresh else "")
         jobs = [
             Job(prompt.tokens, chance.getrandbits(62), index, self._sampling, prompt.turns)
