@@ -13,7 +13,7 @@ like any other group, so that a learner that would wait for better ones goes on.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from echo_hub.learner.messages import TrainGroup, TrainRollout
@@ -89,6 +89,12 @@ class Buffer:
         blank = [group for group in self._blank if group.node == node]
         self._blank = [group for group in self._blank if group.node != node]
         return self._take_out(lambda group: group.node == node) + blank
+
+    def withdraw(self, versions: Collection[int]) -> list[ScoredGroup]:
+        """Take out everything that these versions sampled."""
+        blank = [group for group in self._blank if group.version in versions]
+        self._blank = [group for group in self._blank if group.version not in versions]
+        return self._take_out(lambda group: group.version in versions) + blank
 
     def _take_out(self, unwanted: Callable[[ScoredGroup], bool]) -> list[ScoredGroup]:
         out: list[ScoredGroup] = []

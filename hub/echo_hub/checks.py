@@ -44,6 +44,7 @@ class Code(StrEnum):
     DUPLICATE = "duplicate"
     VERSION_OUT_OF_WINDOW = "version_out_of_window"
     UNPUBLISHED_VERSION = "unpublished_version"
+    WITHDRAWN = "withdrawn"
     STALE = "stale"
     WRONG_GROUP_SIZE = "wrong_group_size"
     BAD_TOKENS = "bad_tokens"
@@ -76,6 +77,7 @@ _SENTENCES = {
     Code.DUPLICATE: "The lease has already been answered; the first answer counts.",
     Code.VERSION_OUT_OF_WINDOW: "The policy version is outside the lease's window.",
     Code.UNPUBLISHED_VERSION: "No such policy version was published.",
+    Code.WITHDRAWN: "The learner went back to an earlier version than this one: no fault of yours.",
     Code.STALE: "The policy version is too old for any update to come.",
     Code.WRONG_GROUP_SIZE: "The submission has another number of rollouts than the lease ordered.",
     Code.BAD_TOKENS: "An answer is empty, too long, or has a token that is not in the vocabulary.",
@@ -87,7 +89,7 @@ _SENTENCES = {
     Code.AUDIT_LOGPROB: "A log-probability is not that of the claimed policy.",
     Code.NOT_AUDITED: "The group was due for an audit and could not be audited; it is left out.",
     Code.BANNED: "The node is banned from this run; what it handed in is left out.",
-    Code.LEARNER_REFUSED: "The learner refused the update this group was part of.",
+    Code.LEARNER_REFUSED: "The learner refused the update this group was in: no fault of yours.",
     Code.INTERRUPTED: "The hub was restarted during the evaluation this group belonged to.",
 }
 
@@ -118,7 +120,8 @@ class Standing:
     """Where the run stands, as far as admission goes.
 
     `next_update` is the version of the learner when the next batch is taken. `turn_tokens` is the
-    longest turn of a multi-turn answer; 0 is as long as the answer.
+    longest turn of a multi-turn answer; 0 is as long as the answer. `withdrawn` are versions of
+    which nothing is trained on any more.
     """
 
     next_update: int
@@ -127,6 +130,7 @@ class Standing:
     vocab_size: int
     sampling: Sampling
     turn_tokens: int = 0
+    withdrawn: Collection[int] = frozenset()
 
 
 def check_envelope(data: bytes, *, run_id: str, node: bytes) -> Opened[Submission] | Rejection:
@@ -182,6 +186,8 @@ def _check_version(version: int, lease: OpenLease, standing: Standing) -> Reject
         )
     if version not in standing.published:
         return Rejection(Code.UNPUBLISHED_VERSION, f"It is {version}.")
+    if lease.split == "train" and version in standing.withdrawn:
+        return Rejection(Code.WITHDRAWN, f"It is {version}.")
     lag = standing.next_update - version
     if lease.split == "train" and lag > standing.staleness:
         return Rejection(

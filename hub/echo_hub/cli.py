@@ -116,6 +116,17 @@ def status(folder: Folder, json_output: Json = False) -> None:
 
 
 @app.command()
+def resume(folder: Folder, json_output: Json = False) -> None:
+    """Let a paused run go on. Also while serving."""
+    from echo_hub.resume import resume_run
+
+    version = resume_run(folder)
+    typer.echo(
+        json.dumps({"resumed": version}) if json_output else f"goes on from version {version}"
+    )
+
+
+@app.command()
 def nodes(folder: Folder, json_output: Json = False) -> None:
     """The nodes of a run: what they gave, their standing, and who is banned."""
     from echo_hub.nodes import list_nodes, render_nodes

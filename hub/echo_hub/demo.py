@@ -247,13 +247,22 @@ async def _demo(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str
     async with open_hub(config, folder) as hub, open_nursery() as nodes:
         for number, tally in enumerate(tallies):
             nodes.start_soon(_node, folder, number, tally)
-        async with show_progress(hub, live=live):
+        async with show_progress(hub, live=live), open_nursery() as watch:
+            watch.start_soon(_fail_if_paused, hub)
             await hub.run(trio.Event())
+            watch.cancel_scope.cancel()
         if options.picture is not None:
             save_picture(hub, options.picture)
         await hub.goodbye()
         nodes.cancel_scope.deadline = trio.current_time() + _NODE_GOODBYE_S
     return _summary(hub, tallies, time.monotonic() - started)
+
+
+async def _fail_if_paused(hub: Hub) -> None:
+    """Nobody is there to let a demo go on."""
+    while hub.loop.guarding.pause is None:
+        await hub.loop.changed()
+    raise RunFailedError(f"the demo's run paused: {hub.loop.guarding.pause.why}")
 
 
 async def _node(folder: RunFolder, number: int, tally: NodeTally) -> None:

@@ -18,7 +18,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -95,6 +95,7 @@ class Front:
         self._buffer = Buffer(most_blank=most_blank if learner.drop_zero_advantage else 0)
         self._tally = Tally(recovered.verdicts)
         self._lags = Counter(recovered.lags)
+        self._withdrawn = recovered.guard.withdrawn
         self._mixture = config.mixture
         self._curriculum = Curriculum(
             self._mixture,
@@ -215,6 +216,7 @@ class Front:
             vocab_size=self._vocab_size,
             sampling=self._sampling,
             turn_tokens=self._config.sampling.turn_tokens,
+            withdrawn=self._withdrawn,
         )
 
     def _elsewhere(self) -> int:
@@ -260,6 +262,9 @@ class Front:
                 return
             self._measure(group, rewards)
         if lease.split == "train":
+            if group.version in self._withdrawn:  # in the meantime, or before a restart
+                await self._drop(group, Rejection(Code.WITHDRAWN))
+                return
             scored = group.scored(rewards)
             self._buffer.add(scored, blank=self._is_blank(scored))
             return
@@ -377,6 +382,21 @@ class Front:
             self._keeper.tell(group.node, group.lease_id, Rejection(code))
         await self._ledger.drop_groups([group.group_id for group in dropped], code)
         self._wake()
+
+    async def refuse_batch(self, groups: Sequence[ScoredGroup], code: Code) -> None:
+        """The learner would not train on the batch it took."""
+        self._training = 0
+        await self.drop_groups(groups, code)
+
+    async def withdraw(self, versions: Iterable[int]) -> None:
+        """Nothing that these versions sampled is trained on any more."""
+        self._withdrawn |= frozenset(versions)
+        await self.drop_groups(self._buffer.withdraw(self._withdrawn), Code.WITHDRAWN)
+
+    @property
+    def published(self) -> frozenset[int]:
+        """Versions that nodes were offered and that were not withdrawn."""
+        return frozenset(self._granter.published) - self._withdrawn
 
     async def evaluate(self, version: int, prompts: int) -> Evaluated | None:
         """Rewards of the first `prompts` held-out prompts under a published version.

@@ -162,6 +162,8 @@ class Keeper:
         if changed:
             await self._ledger.put_standings(changed)
         for request in await self._ledger.open_requests():
+            if request.node is None:
+                continue  # of the run, not of a node: the learner's loop looks for it
             if request.why is None:
                 await self.unban(request.node)
             else:

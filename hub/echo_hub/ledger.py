@@ -25,11 +25,13 @@ from pathlib import Path
 import trio
 from sqlalchemy import Connection, Engine, func, select
 
+from echo_hub import ledger_guard as guard_rows
 from echo_hub import ledger_rows as rows
 from echo_hub import ledger_swarm as swarm_rows
 from echo_hub.checks import ClosedLease, Code
 from echo_hub.evaluation import Evaluated
 from echo_hub.leases import OpenLease
+from echo_hub.ledger_guard import Pause
 from echo_hub.ledger_history import History, history_of
 from echo_hub.ledger_reads import (
     NodeRow,
@@ -202,6 +204,14 @@ class Ledger:
         """An operator's request was carried out."""
         await self._writer.write(rows.requests_done, request.request_id)
 
+    async def pause(self, pause: Pause) -> None:
+        """The run is paused, also after a restart."""
+        await self._writer.write(guard_rows.put_facts, guard_rows.paused(pause))
+
+    async def resume(self, version: int) -> None:
+        """An operator lets the run go on from this version."""
+        await self._writer.write(guard_rows.put_facts, guard_rows.resumed(version))
+
     # --- versions -----------------------------------------------------------------------------
 
     async def commit_update(
@@ -341,8 +351,15 @@ def is_served(path: Path) -> bool:
     return False
 
 
-def leave_request(path: Path, node: bytes, why: str | None) -> int:
-    """Ask the hub that serves the ledger to ban a key, or to unban it if there is no `why`."""
+def read_paused(path: Path) -> Pause | None:
+    """Why the run is paused, if it is."""
+    with _beside(path) as connection:
+        return guard_rows.read_pause(connection)
+
+
+def leave_request(path: Path, node: bytes | None, why: str | None = None) -> int:
+    """Ask the hub that serves the ledger to ban a key, or to unban it if there is no `why`; or,
+    without a key, to let its paused run go on."""
     with _beside(path, read_only=False) as connection:
         return rows.ask(connection, node, why)
 

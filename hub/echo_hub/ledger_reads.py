@@ -12,6 +12,7 @@ from echo_hub.audit.sequential import NodeEvidence
 from echo_hub.curriculum import History, by_task, latest
 from echo_hub.evaluation import Evaluated
 from echo_hub.leases import OpenLease
+from echo_hub.ledger_guard import GuardState, guard_facts, read_guard
 from echo_hub.ledger_schema import (
     evaluations,
     groups,
@@ -73,14 +74,16 @@ class Recovered:
     spreads: list[Spread]
     accusations: list[tuple[bytes, bytes]]
     history: History
+    guard: GuardState
 
 
 @dataclass(frozen=True)
 class Request:
-    """What an operator's command asks of the hub: ban a key, or unban it if `why` is None."""
+    """What an operator's command asks of the hub: ban a key, or unban it if `why` is None; without
+    a key, let a paused run go on."""
 
     request_id: int
-    node: bytes
+    node: bytes | None
     why: str | None
 
 
@@ -120,6 +123,7 @@ def read_state(
         standings=read_standings(connection),
         spreads=read_spreads(connection),
         accusations=read_accusations(connection),
+        guard=read_guard(connection),
         history=_history(connection, stride, window, 0 if last_index is None else last_index + 1),
     )
 
@@ -295,6 +299,7 @@ def facts_of(connection: Connection) -> dict[str, object]:
         for state in ("received", "scored")
     }
     return {
+        **guard_facts(connection),
         "version": last.version if last is not None else None,
         "published_version": published.version if published is not None else None,
         "last_update_at": last.committed_at if last is not None else None,

@@ -281,8 +281,9 @@ def _dispute(connection: Connection, which: ColumnElement[bool]) -> None:
     )
 
 
-def ask(connection: Connection, node: bytes, why: str | None) -> int:
-    """An operator wants a key banned, or unbanned if there is no `why`; the request's id."""
+def ask(connection: Connection, node: bytes | None, why: str | None) -> int:
+    """An operator wants a key banned, or unbanned if there is no `why`; or, without a key, that a
+    paused run goes on. The request's id."""
     done = connection.execute(insert(requests), {"node": node, "why": why})
     key = done.inserted_primary_key
     assert key is not None

@@ -4,7 +4,8 @@ States. A lease is `open`, then `answered`, or `released` (its prompt waits to b
 `spent` (nothing is left to do for it). A group is `received`, then `scored`, then `consumed` by an
 update or an evaluation; or `dropped` for a reason. docs/architecture.md draws both. A consumed
 group is `disputed` if its node was banned and no audit had passed it. `requests` are what an
-operator's command wants of a hub that is serving: ban a key (`why` says for what) or unban it.
+operator's command wants of a hub that is serving: ban a key (`why` says for what), unban it, or,
+with no key, let a paused run go on.
 `spreads` has a line for each artifact, with the fields of `spread.Spread`; `accusations` one for
 each pair of nodes of which one says that the other sent it a bad chunk.
 """
@@ -161,7 +162,7 @@ requests = Table(
     "requests",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("node", LargeBinary, nullable=False),
+    Column("node", LargeBinary),
     Column("why", String),
     Column("done", Boolean, nullable=False, default=False),
 )

@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_hub.curriculum import latest
+from echo_hub.guarding import RESUME
 from echo_hub.spread import sentence_of, summary_of
 from echo_hub.status import sentence_of_task
 from echo_p2p.identity import peer_id_of
@@ -32,8 +33,8 @@ from echo_p2p.nursery import open_nursery
 if TYPE_CHECKING:
     from echo_hub.evaluation import Evaluated
     from echo_hub.front import FrontSnapshot
-    from echo_hub.loop import UpdateFacts
     from echo_hub.service import Hub
+    from echo_hub.update_facts import UpdateFacts
 
 REDRAW_S = 0.5
 _LOOK_BACK = 10  # updates
@@ -76,7 +77,9 @@ async def _plain_lines(hub: Hub, console: Console) -> None:
     say(f"serving run {hub.config.run.id} at version {hub.loop.version}, waiting for nodes, on")
     for address in hub.peer.addresses:
         say(f"  {address}")
-    seen, told = 0, set(hub.loop.evaluations)
+    seen, noticed, told = 0, 0, set(hub.loop.evaluations)
+    if hub.loop.guarding.pause is not None:
+        say(f"paused: {hub.loop.guarding.pause.why} {RESUME}")
     while True:
         for facts in hub.loop.history[seen:]:
             seen += 1
@@ -84,6 +87,9 @@ async def _plain_lines(hub: Hub, console: Console) -> None:
         for version in sorted(set(hub.loop.evaluations) - told):
             told.add(version)
             say(f"version {version}: held-out reward {_in_words(hub.loop.evaluated[version])}")
+        for notice in hub.loop.guarding.notices[noticed:]:
+            noticed += 1
+            say(f"{notice.kind.replace('_', ' ')}: {notice.sentence}")
         await hub.loop.changed()
 
 
@@ -105,7 +111,7 @@ async def _json_lines(hub: Hub) -> None:
         version=hub.loop.version,
         max_upload=hub.config.network.max_upload,
     )
-    seen, evaluated, doing = 0, set(hub.loop.evaluations), ""
+    seen, noticed, evaluated, doing = 0, 0, set(hub.loop.evaluations), ""
     while True:
         if hub.loop.doing != doing:
             doing = hub.loop.doing
@@ -116,6 +122,9 @@ async def _json_lines(hub: Hub) -> None:
         for version in sorted(set(hub.loop.evaluations) - evaluated):
             evaluated.add(version)
             _emit("evaluation", **hub.loop.evaluated[version].as_dict())
+        for notice in hub.loop.guarding.notices[noticed:]:
+            noticed += 1
+            _emit(notice.kind, **notice.facts)
         await hub.loop.changed()
 
 
@@ -180,6 +189,12 @@ def _head(hub: Hub, now: float) -> RenderableType:
         f"waits {shares.waiting:.0%}",
         f"trains {shares.training:.0%}, audits {shares.auditing:.0%}; {loop.state(now)}",
     )
+    guarding = loop.guarding
+    if guarding.pause is not None:
+        why = Text(f"{guarding.pause.why} {RESUME}", style="bold red")
+        table.add_row("paused", f"at v{guarding.pause.version}", why)
+    elif guarding.notices:
+        table.add_row("guard", guarding.notices[-1].kind, Text(guarding.notices[-1].sentence))
     return table
 
 

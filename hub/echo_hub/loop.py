@@ -1,9 +1,12 @@
 """The learner's loop: take a batch, update, commit, publish, evaluate.
 
-Order within one update, each step durable before the next: the checkpoint folder appears whole;
-the ledger commits the update together with the groups it consumed; the version is recorded as
-published; it is announced. A kill between any two steps is repaired by `prepare`: an uncommitted
-checkpoint is made again from the same groups, an unpublished version is published.
+Order within one update, each step durable before the next: the checkpoint folder appears whole and
+is read back; the ledger commits the update together with the groups it consumed; the version is
+recorded as published; it is announced. A kill between any two steps is repaired by `prepare`: an
+uncommitted checkpoint is made again, an unpublished version is published.
+
+What happens when an update is refused or the learner dies is in `guarding`. A return to an earlier
+version is an update like any other, of no groups: it has a number that no version had before.
 """
 
 from __future__ import annotations
@@ -12,25 +15,26 @@ import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
 from statistics import fmean, pstdev
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import trio
 
 from echo_hub.buffer import ScoredGroup
-from echo_hub.checks import Code
 from echo_hub.config import RunConfig
-from echo_hub.curriculum import by_task
 from echo_hub.evaluation import Evaluated
 from echo_hub.front import Front
-from echo_hub.learner.client import Learner, Spent
+from echo_hub.guarding import Guarding
+from echo_hub.learner.client import Learner
 from echo_hub.learner.messages import Trained
 from echo_hub.ledger import Ledger, Recovered
+from echo_hub.ledger_guard import ROLLED_BACK_TO, GuardState
 from echo_hub.paths import RunFolder
 from echo_hub.publisher import Publisher
-from echo_p2p.errors import LearnerError
+from echo_hub.setbacks import kept_versions, version_to_return_to
+from echo_hub.update_facts import Shares, UpdateFacts, facts_of
+from echo_p2p.errors import LearnerError, ProcessError
 from echo_p2p.nursery import open_nursery
 
 log = logging.getLogger(__name__)
@@ -38,56 +42,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TRAIN_DEADLINE_S = 3600.0
-REFUSALS_IN_A_ROW = 3
-"""Updates the learner may refuse one after the other before the run is stopped."""
-
-
-@dataclass(frozen=True)
-class UpdateFacts:
-    """One update as displays and programs see it. Times in seconds, lags in versions.
-
-    `tasks`: by name, the metrics of the groups scored since the update before (`TaskMeters`).
-    `period_s` is the time since the update before (of the first, since the loop began), and `spent`
-    what the learner process did in it.
-    """
-
-    version: int
-    reward: float
-    lag_mean: float
-    lag_max: int
-    waited_s: float
-    train_s: float
-    tasks: dict[str, dict[str, float]]
-    period_s: float
-    spent: Spent
-
-    def as_dict(self) -> dict[str, Any]:
-        facts: dict[str, Any] = asdict(self)
-        spent: dict[str, float] = facts.pop("spent")
-        return facts | spent
-
-
-@dataclass(frozen=True)
-class Shares:
-    """What became of the learner's time: shares that add up to 1.
-
-    Auditing is no waiting, but no training either; publishing is the hub's work, so that a learner
-    which stands still meanwhile waits.
-    """
-
-    training: float = 0.0
-    auditing: float = 0.0
-    waiting: float = 0.0
-
-    @classmethod
-    def of(cls, updates: Sequence[UpdateFacts]) -> Shares:
-        """Over some updates; all zero if there are none."""
-        total = sum(update.period_s for update in updates)
-        if not total:
-            return cls()
-        training = sum(update.spent.training_s for update in updates) / total
-        auditing = sum(update.spent.auditing_s for update in updates) / total
-        return cls(training, auditing, max(0.0, 1.0 - training - auditing))
 
 
 class LearnerLoop:
@@ -103,6 +57,8 @@ class LearnerLoop:
         learner: Learner,
         ledger: Ledger,
         publisher: Publisher,
+        recovered: GuardState,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.version = version
         self.evaluations: dict[int, float] = {}
@@ -113,7 +69,6 @@ class LearnerLoop:
         self.doing = "starting"
         self._since = time.monotonic()
         self._changed = trio.Event()
-        self._refusals = 0
         self._counted, self._spent = self._since, learner.spent
         self._config = config
         self._folder = folder
@@ -121,6 +76,14 @@ class LearnerLoop:
         self._learner = learner
         self._ledger = ledger
         self._publisher = publisher
+        self.guarding = Guarding(
+            front=front,
+            ledger=ledger,
+            recovered=recovered,
+            refusals=config.guard.refusals,
+            clock=clock,
+            on_news=self._wake,
+        )
 
     @property
     def shares(self) -> Shares:
@@ -147,6 +110,12 @@ class LearnerLoop:
         """Bring ledger, checkpoints and publication to the same version after a start."""
         if recovered.version is None:
             await self._ledger.begin()
+        elif not recovered.guard.batch >= frozenset(self._learner.batch):  # and blank groups
+            raise LearnerError(
+                f"the checkpoint of version {self.version} was made from other groups than the "
+                "ledger says.",
+                fix="Restore ledger.sqlite and checkpoints/ from the same backup.",
+            )
         for one in recovered.evaluated:
             self._take_note(one)
         self._evaluated_at = max(self.evaluated, default=0)
@@ -163,6 +132,8 @@ class LearnerLoop:
             if self.version == 0 and 0 not in self.evaluations:
                 nursery.start_soon(self._evaluate, 0, stop)
             while not self._complete() and not stop.is_set():
+                if self.guarding.pause and not await self._paused(stop):
+                    break
                 if not await self._update(stop):
                     break
                 if self._evaluation_is_due():
@@ -194,18 +165,10 @@ class LearnerLoop:
             self._do("stopping")
             return False
         ready = time.monotonic()
-        self._do("training")
-        try:
-            trained = await self._learner.train(
-                self.version,
-                [group.for_learner() for group in groups],
-                out=self._folder.checkpoint(self.version + 1),
-                deadline_s=TRAIN_DEADLINE_S,
-            )
-        except LearnerError as error:
-            await self._refused(groups, error)
+        trained = await self._train(groups, stop)
+        if trained is None:
             return True
-        self._refusals = 0
+        self.guarding.applied()
         blank = await self._front.take_blank()
         if blank:
             trained = msgspec.structs.replace(
@@ -226,21 +189,59 @@ class LearnerLoop:
         spent, period_s = self._learner.spent - self._spent, now - self._counted
         self._spent, self._counted = self._learner.spent, now
         waited_s, train_s = ready - started, now - ready
-        self.history.append(_facts(trained, waited_s, train_s, period_s, spent, tasks))
+        self.history.append(facts_of(trained, waited_s, train_s, period_s, spent, tasks))
         self._wake()
-        await self._prune()
+        await self._prune(trained.metrics.get("good_version"))
         return True
 
-    async def _refused(self, groups: Sequence[ScoredGroup], error: LearnerError) -> None:
-        """Drop a batch that the learner would not step on; give up after several in a row."""
-        self._refusals += 1
-        log.error("update %d was refused and its batch dropped: %s", self.version + 1, error)
-        await self._front.drop_groups(groups, Code.LEARNER_REFUSED)
-        if self._refusals >= REFUSALS_IN_A_ROW:
-            raise LearnerError(
-                f"{self._refusals} updates in a row were refused, the last one because: {error}",
-                fix="Lower learner.learning_rate, or look at the rewards of the task.",
-            ) from error
+    async def _train(self, groups: Sequence[ScoredGroup], stop: trio.Event) -> Trained | None:
+        """The learner's update on a batch; None if there is none, and the batch is dealt with."""
+        while not stop.is_set():
+            self._do("training")
+            try:
+                return await self._learner.train(
+                    self.version,
+                    [group.for_learner() for group in groups],
+                    out=self._folder.checkpoint(self.version + 1),
+                    deadline_s=TRAIN_DEADLINE_S,
+                    batch=[group.group_id for group in groups],
+                    forget=self.guarding.forgets(self.version),
+                )
+            except LearnerError as error:
+                back_to = await self.guarding.refused(self.version, groups, error)
+                if back_to is not None:
+                    await self._return_to(back_to)
+                return None
+            except ProcessError as error:
+                if not await self.guarding.died(self.version, groups, error):
+                    return None
+        return None
+
+    async def _return_to(self, back_to: int) -> None:
+        """Go on from the last good version that was published, under a new number."""
+        self._do("going back")
+        kept = self._folder.kept() & self._front.published
+        to, version = version_to_return_to(kept, back_to), self.version + 1
+        checkpoint, out = self._folder.checkpoint(to), self._folder.checkpoint(version)
+        try:
+            await self._learner.roll_back(
+                self.version, checkpoint, out=out, deadline_s=TRAIN_DEADLINE_S
+            )
+        except (LearnerError, ProcessError) as error:
+            why = f"the learner cannot go back to version {to}: {error.message}"
+            await self.guarding.pause_at(self.version, why)
+            return
+        await self._ledger.commit_update(version, [], {ROLLED_BACK_TO: float(to)})
+        self.version = version
+        await self._front.withdraw(range(to + 1, version))
+        await self._publisher.publish(version, self._folder.adapter(version))
+        self._front.advance(version, published=True)
+        await self.guarding.returned(version, to)
+
+    async def _paused(self, stop: trio.Event) -> bool:
+        """Wait until an operator lets the run go on; False if `stop` was set."""
+        self._do("paused")
+        return bool(await _unless(stop, self.guarding.until_resumed))
 
     async def _publish_now(self) -> None:
         latest = self._publisher.latest
@@ -265,34 +266,18 @@ class LearnerLoop:
         self.evaluated[found.version] = found
         self.evaluations[found.version] = found.all.reward
 
-    async def _prune(self) -> None:
-        """Keep the checkpoints that a lease may still name, and the operator's own wish."""
-        config = self._config
-        keep = max(config.learner.keep_checkpoints, config.staleness + config.kappa + 2)
-        for old in sorted(self._folder.checkpoints.glob("v[0-9]*"))[:-keep]:
-            await trio.to_thread.run_sync(shutil.rmtree, old)
-
-
-def _facts(
-    trained: Trained,
-    waited_s: float,
-    train_s: float,
-    period_s: float,
-    spent: Spent,
-    tasks: dict[str, float],
-) -> UpdateFacts:
-    metrics = trained.metrics
-    return UpdateFacts(
-        version=trained.version,
-        reward=metrics["reward_mean"],
-        lag_mean=metrics["lag_mean"],
-        lag_max=int(metrics["lag_max"]),
-        waited_s=waited_s,
-        train_s=train_s,
-        period_s=period_s,
-        spent=spent,
-        tasks=by_task(tasks),
-    )
+    async def _prune(self, good: float | None) -> None:
+        """Keep the checkpoints that a lease may still name, the operator's own wish, and the one
+        that a collapse would return to."""
+        config, on_disk = self._config, self._folder.kept()
+        kept = kept_versions(
+            on_disk,
+            newest=max(config.learner.keep_checkpoints, config.staleness + config.kappa + 2),
+            published=self._front.published,
+            good=None if good is None else int(good),
+        )
+        for old in on_disk - kept:
+            await trio.to_thread.run_sync(shutil.rmtree, self._folder.checkpoint(old))
 
 
 def metrics_of_all(

@@ -56,12 +56,13 @@ def set_ban(root: Path, peer_id: str, why: str | None) -> None:
     except IdentityError as error:
         raise IdentityError(error.message, fix="`echo-hub nodes RUN` lists the ids.") from error
     if is_served(folder.ledger):
-        _ask_the_hub(folder.ledger, node, why)
+        ask_the_hub(folder.ledger, node, why)
     else:
         trio.run(_do_it, folder.ledger, load_config(folder.config), node, why)
 
 
-def _ask_the_hub(path: Path, node: bytes, why: str | None) -> None:
+def ask_the_hub(path: Path, node: bytes | None, why: str | None = None) -> None:
+    """Leave a request to the hub that serves a ledger, and wait until it is done."""
     request_id = leave_request(path, node, why)
     give_up_at = time.monotonic() + _ANSWER_S
     while not request_is_done(path, request_id):

@@ -64,6 +64,10 @@ class RunFolder:
         """Folder of the learner's checkpoint at a version."""
         return self.checkpoints / f"v{version:06d}"
 
+    def kept(self) -> set[int]:
+        """Versions that have a checkpoint folder."""
+        return {int(folder.name[1:]) for folder in self.checkpoints.glob("v[0-9]*")}
+
     def adapter(self, version: int) -> Path:
         """PEFT adapter folder of a version."""
         return self.checkpoint(version) / "adapter"

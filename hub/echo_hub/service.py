@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import trio
 
@@ -33,7 +34,7 @@ from echo_hub.scoring import Scorers, open_scorers
 from echo_hub.tokens import Tokenizer
 from echo_p2p.artifact.store import Store
 from echo_p2p.envelope import seal
-from echo_p2p.errors import ConfigError
+from echo_p2p.errors import ConfigError, LearnerError
 from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, open_peer
 from echo_p2p.nursery import open_nursery
@@ -100,6 +101,8 @@ async def open_hub(
         if version is not None:  # said before the learner finds that nothing fits it any more
             await same_base(ledger, base_now, base)
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        scorers = await stack.enter_async_context(open_scorers(config, base))
+        prompts = await _try_tasks(config, scorers)
         learner = await stack.enter_async_context(
             open_learner(
                 config.model_dump_json(),
@@ -107,10 +110,15 @@ async def open_hub(
                 checkpoint=None if version is None else folder.checkpoint(version),
                 out=folder.checkpoint(0),
                 deadline_s=LEARNER_DEADLINE_S,
+                canary=prompts[: config.guard.canary_prompts],
+                checkpoint_of=folder.checkpoint,
             )
         )
-        scorers = await stack.enter_async_context(open_scorers(config, base))
-        await _try_tasks(config, scorers)
+        if version is not None and learner.version != version:
+            raise LearnerError(
+                f"the checkpoint of version {version} says that it is {learner.version}.",
+                fix="Restore ledger.sqlite and checkpoints/ from the same backup.",
+            )
         store = Store(folder.store, cap_bytes=None)
         stack.callback(store.close)
         peer = await stack.enter_async_context(
@@ -177,6 +185,8 @@ async def open_hub(
             learner=learner,
             ledger=ledger,
             publisher=publisher,
+            recovered=recovered.guard,
+            clock=clock,
         )
         dissemination.announce(base_artifact)
         await loop.prepare(recovered)
@@ -216,8 +226,9 @@ async def _check_numbering(config: RunConfig, ledger: Ledger) -> None:
         )
 
 
-async def _try_tasks(config: RunConfig, scorers: Scorers) -> None:
-    """ConfigError if a task cannot make a single one of its first prompts."""
+async def _try_tasks(config: RunConfig, scorers: Scorers) -> list[list[int]]:
+    """Prompts of all tasks in turn; ConfigError if one cannot make any of its first prompts."""
+    by_task: list[list[list[int]]] = []
     for number, task in enumerate(config.all_tasks):
         made = await scorers.prompts("train", config.mixture.first_of(number, PROMPTS_TRIED))
         reasons = [prompt for prompt in made if isinstance(prompt, str)]
@@ -226,6 +237,8 @@ async def _try_tasks(config: RunConfig, scorers: Scorers) -> None:
                 f"task {task.called} cannot make prompts for this base: {reasons[-1]}",
                 fix="Mend the sections [task] or [[tasks]], and [sampling], of run.toml.",
             )
+        by_task.append([prompt for prompt in made if not isinstance(prompt, str)])
+    return [prompt for row in zip_longest(*by_task) for prompt in row if prompt is not None]
 
 
 async def _beacon(

@@ -66,8 +66,9 @@ def _value(key: str, value: Any, now: float) -> str:
     if value is None or value in ({}, []):
         return "-"
     if key == "last_update_at":
-        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
-        return f"{moment} ({_age(now - value)} ago)"
+        return _moment(value, now)
+    if key == "paused":
+        return f"since {_moment(value['at'], now)}, at version {value['version']}: {value['why']}"
     if key == "evaluations":
         return _evaluations_in_words(value)
     if key == "tasks":
@@ -101,6 +102,11 @@ def sentence_of_task(metrics: dict[str, float]) -> str:
         f"{metrics['groups']:.0f} groups flat"
         + (f", {outside:.0%} of it always or never solved" if outside else "")
     )
+
+
+def _moment(at: float, now: float) -> str:
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return f"{moment} ({_age(now - at)} ago)"
 
 
 def _age(seconds: float) -> str:

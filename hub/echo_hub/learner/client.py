@@ -2,9 +2,10 @@
 
 Promises: one command at a time, so audits run between updates and never during one; an update waits
 for no more than one audit, and groups that wait for theirs share the next. A command that the
-learner could not carry out raises `LearnerError`, or `ConfigError` if run.toml is to blame, and has
-changed nothing. A learner that died, hung past a deadline, or was given up on in mid-command is
-not spoken to again: `ProcessError`.
+learner could not carry out raises `LearnerError` (`UpdateRefusedError` if it would not), or
+`ConfigError` if run.toml is to blame, and has changed nothing. One over which the learner died or
+hung raises `ProcessError`, and has changed nothing either; with the next one it begins again
+(`life`).
 """
 
 from __future__ import annotations
@@ -15,33 +16,33 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import trio
 
+from echo_hub.learner.life import Life, error_of, restart_pause_s
 from echo_hub.learner.messages import (
-    Answer,
     Audit,
     Audited,
     AuditedAll,
     Audits,
     Command,
     Failed,
+    RollBack,
     Start,
     Started,
     Train,
     Trained,
     TrainGroup,
 )
-from echo_p2p.errors import ConfigError, EchoError, LearnerError, ProcessError, UpdateRefusedError
-from echo_p2p.pipes import Child, child_process
+from echo_p2p.errors import ProcessError
+from echo_p2p.nursery import open_nursery
 
 AUDIT_TOKENS = 4096
 """Answer tokens in one audit command of several groups: enough to fill a pass of a small model, few
 enough not to delay an update."""
 
-A = TypeVar("A", Started, Trained, AuditedAll)
-_ANSWER: Any = Answer  # a union, which `type[T]` has no room for
+A = TypeVar("A", Trained, AuditedAll)
 
 
 @dataclass(frozen=True)
@@ -67,31 +68,46 @@ class _Waiting:
 
 
 class Learner:
-    """A started learner. `version` is the one it has reached, `trainable` its weights' number."""
+    """A started learner. `version` is the one it has reached, `trainable` its weights' number;
+    `batch`, of its first checkpoint, the groups that its update was made from."""
 
-    def __init__(self, child: Child) -> None:
-        self._child = child
+    def __init__(self, life: Life, started: Started) -> None:
+        self._life = life
         self._lock = trio.Lock()
         self._auditing = trio.Lock()  # one audit at most stands before an update
         self._audits: deque[_Waiting] = deque()
         self.spent = Spent()
-        self._broken = ""  # why it is not spoken to any more
-        self.version = 0
-        self.trainable = 0
+        self.version = started.version
+        self.trainable = started.trainable
+        self.batch = started.batch
 
     @property
     def pid(self) -> int:
         """Process id of the learner."""
-        return self._child.pid
+        return self._life.pid
 
     async def train(
-        self, version: int, groups: Sequence[TrainGroup], *, out: Path, deadline_s: float
+        self,
+        version: int,
+        groups: Sequence[TrainGroup],
+        *,
+        out: Path,
+        deadline_s: float,
+        batch: Sequence[int] = (),
+        forget: bool = False,
     ) -> Trained:
         """One update from `version` to `version + 1`; its checkpoint folder is `out`."""
-        command = Train(version=version, groups=list(groups), out=str(out))
-        trained = await self._ask(command, Trained, deadline_s)
-        self.version = trained.version
-        return trained
+        command = Train(
+            version=version, groups=list(groups), out=str(out), batch=list(batch), forget=forget
+        )
+        return await self._ask(command, Trained, deadline_s)
+
+    async def roll_back(
+        self, version: int, checkpoint: Path, *, out: Path, deadline_s: float
+    ) -> Trained:
+        """Take over an earlier checkpoint as `version + 1`; its folder is `out`."""
+        command = RollBack(version=version, checkpoint=str(checkpoint), out=str(out))
+        return await self._ask(command, Trained, deadline_s)
 
     async def audit(self, command: Audit, *, deadline_s: float) -> Audited:
         """Derive one group again. The deadline counts from when its turn has come."""
@@ -106,7 +122,7 @@ class Learner:
                 self._audits.remove(waiting)
         if not isinstance(waiting.answer, Audited):
             assert waiting.answer is not None
-            raise _error(waiting.answer)
+            raise error_of(waiting.answer)
         return waiting.answer
 
     async def _audit_all(self, deadline_s: float) -> None:
@@ -118,27 +134,15 @@ class Learner:
             with suppress(ValueError):  # not there if its caller has left
                 self._audits.remove(one)
 
-    async def start(self, command: Start, *, deadline_s: float) -> None:
-        """Load base and adapter; once, before anything else."""
-        started = await self._ask(command, Started, deadline_s)
-        self.version, self.trainable = started.version, started.trainable
-
     async def _ask(self, command: Command, kind: type[A], deadline_s: float) -> A:
         async with self._lock:
-            if self._broken:
-                raise ProcessError(self._broken)
-            # until its answer is in, the pipe may hold half of one
-            self._broken = "the learner was given up on in mid-command."
             started = trio.current_time()
-            try:
-                answer = await self._child.call(command, _ANSWER, deadline_s=deadline_s)
-            except ProcessError as error:
-                self._broken = str(error)
-                raise
-            self._broken = ""
+            answer = await self._life.call(command, self.version, deadline_s=deadline_s)
             self._note(command, trio.current_time() - started)
+            if isinstance(answer, Trained):
+                self.version = answer.version
         if isinstance(answer, Failed):
-            raise _error(answer)
+            raise error_of(answer)
         if not isinstance(answer, kind):
             raise ProcessError(
                 f"the learner answered {type(command).__name__} with {type(answer).__name__}."
@@ -164,13 +168,6 @@ def _within(tokens: int) -> Callable[[_Waiting], bool]:
     return fits
 
 
-def _error(answer: Failed) -> EchoError:
-    if answer.why:
-        return UpdateRefusedError(answer.message, why=answer.why, back_to=answer.back_to)
-    kind = ConfigError if answer.settings else LearnerError
-    return kind(answer.message, fix=answer.fix)
-
-
 @asynccontextmanager
 async def open_learner(
     config_json: str,
@@ -179,6 +176,9 @@ async def open_learner(
     checkpoint: Path | None,
     out: Path,
     deadline_s: float,
+    canary: Sequence[list[int]] = (),
+    checkpoint_of: Callable[[int], Path] | None = None,
+    pause_s: Callable[[int], float] = restart_pause_s,
 ) -> AsyncIterator[Learner]:
     """Run a learner process for the length of the block.
 
@@ -188,14 +188,19 @@ async def open_learner(
         checkpoint: the checkpoint folder to go on from; None begins at version 0.
         out: where version 0's own checkpoint goes, if it begins there.
         deadline_s: for loading base and adapter.
+        canary: prompts that every version must answer before it counts.
+        checkpoint_of, pause_s: as in `Life`.
     """
-    async with child_process("echo_hub.learner.process", name="the learner") as child:
-        learner = Learner(child)
-        start = Start(
-            config=config_json,
-            base=str(base),
-            checkpoint=None if checkpoint is None else str(checkpoint),
-            out=str(out),
+    start = Start(
+        config=config_json,
+        base=str(base),
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        out=str(out),
+        canary=list(canary),
+    )
+    async with open_nursery() as nursery:
+        life = Life(
+            nursery, start, deadline_s=deadline_s, checkpoint_of=checkpoint_of, pause_s=pause_s
         )
-        await learner.start(start, deadline_s=deadline_s)
-        yield learner
+        yield Learner(life, await life.begin())
+        nursery.cancel_scope.cancel()

@@ -13,18 +13,22 @@ class Start(_Frame, frozen=True):
     """Load base and adapter. `config` is the RunConfig as JSON.
 
     `checkpoint` is a folder made by an earlier `Train`, or None to begin at version 0; version 0's
-    own checkpoint is then written to `out`.
+    own checkpoint is then written to `out`. `canary` are prompts that every version must answer.
     """
 
     config: str
     base: str
     checkpoint: str | None
     out: str
+    canary: list[list[int]] = []
 
 
 class Started(_Frame, frozen=True):
+    """`batch`: numbers in the ledger of the groups that the last update was made from."""
+
     version: int
     trainable: int
+    batch: list[int] = []
 
 
 class TrainRollout(msgspec.Struct, frozen=True):
@@ -52,11 +56,22 @@ class Train(_Frame, frozen=True):
     """One update on these groups, from `version` to `version + 1`; its checkpoint goes to `out`.
 
     A checkpoint folder holds `adapter/`, a PEFT adapter folder, and the rest of the learner's
-    state (see `checkpoint`); it appears whole or not at all.
+    state (see `checkpoint`); it appears whole or not at all. `batch` are the groups' numbers in the
+    ledger. `forget`: the guard compares with nothing that was before.
     """
 
     version: int
     groups: list[TrainGroup]
+    out: str
+    batch: list[int] = []
+    forget: bool = False
+
+
+class RollBack(_Frame, frozen=True):
+    """Take over an earlier checkpoint of the run as version `version + 1`, which goes to `out`."""
+
+    version: int
+    checkpoint: str
     out: str
 
 
@@ -132,5 +147,5 @@ class AuditedAll(_Frame, frozen=True):
     answers: list[Audited | Failed]
 
 
-Command = Start | Train | Audits
+Command = Start | Train | RollBack | Audits
 Answer = Started | Trained | AuditedAll | Failed

@@ -18,6 +18,7 @@ from echo_hub.learner.messages import (
     Audits,
     Command,
     Failed,
+    RollBack,
     Start,
     Started,
     Trained,
@@ -67,7 +68,9 @@ class Server:
             self._trainer, self._started = _start(command, self.seat), command
             weights = self._trainer.policy.weights.values()
             return Started(
-                version=self._trainer.version, trainable=sum(weight.numel() for weight in weights)
+                version=self._trainer.version,
+                trainable=sum(weight.numel() for weight in weights),
+                batch=self._trainer.state.facts.get("batch", []),
             )
         trainer = self._trainer
         if trainer is None:
@@ -79,7 +82,11 @@ class Server:
                 f"an update of version {command.version} was asked for, "
                 f"but the learner is at version {trainer.version}."
             )
-        metrics = trainer.train(command.groups, Path(command.out))
+        out = Path(command.out)
+        if isinstance(command, RollBack):
+            trainer.roll_back(Path(command.checkpoint), out)
+            return Trained(version=trainer.version, metrics={})
+        metrics = trainer.train(command.groups, out, batch=command.batch, forget=command.forget)
         return Trained(version=trainer.version, metrics=metrics)
 
     def _audit(self, trainer: Trainer, command: Audits) -> Answer:
@@ -125,12 +132,13 @@ def _start(command: Start, seat: Seat | None) -> Trainer:
         quantisation=config.base.quantisation,
         ranks=ranks,
     )
-    trainer = Trainer(policy, config, ranks)
+    trainer = Trainer(policy, config, ranks, canary=command.canary)
     if command.checkpoint is None:
-        _check_nothing_is_lost(Path(command.out))
+        _check_nothing_is_lost(Path(command.out).parent, None)
         trainer.save(Path(command.out))
     else:
         trainer.resume(Path(command.checkpoint))
+        _check_nothing_is_lost(Path(command.checkpoint).parent, trainer.version)
     return trainer
 
 
@@ -186,12 +194,14 @@ def _check_memory(base: Path, config: RunConfig, ranks: Ranks) -> bool:
     return sharded
 
 
-def _check_nothing_is_lost(first: Path) -> None:
-    """A run begins, so there can be no later version; else its ledger is gone."""
-    others = sorted(folder.name for folder in first.parent.glob("v[0-9]*") if folder != first)
-    if others:
+def _check_nothing_is_lost(checkpoints: Path, version: int | None) -> None:
+    """There can be no version after the next one, which a kill may leave before it counts; else the
+    ledger is older than its checkpoints, and versions would be made a second time."""
+    last = max((int(folder.name[1:]) for folder in checkpoints.glob("v[0-9]*")), default=0)
+    if last > (0 if version is None else version + 1):
+        knows = "no version" if version is None else f"no version after {version}"
         raise LearnerError(
-            f"the run's ledger knows no version, but {first.parent} holds {others[-1]}.",
+            f"the run's ledger knows {knows}, but {checkpoints} holds v{last:06d}.",
             fix="Restore ledger.sqlite from a backup, or, to begin anew, move checkpoints/ away.",
         )
 

@@ -105,7 +105,7 @@ class _Other:
         theirs = self._answers.get()
         alike = type(theirs) is type(ours)
         if alike and isinstance(theirs, Trained) and isinstance(ours, Trained):
-            counted = [(one.version, one.metrics["loss"]) for one in (theirs, ours)]
+            counted = [(one.version, one.metrics.get("loss")) for one in (theirs, ours)]
             alike = counted[0] == counted[1]
         if not alike:
             self._end(f"answered {theirs}, where the first had {ours}")

@@ -2,13 +2,15 @@
 
 Promises: an update is `steps_per_update` optimiser steps, one as a rule, however many micro-batches
 its groups take; it computes what the objective needs (log-probabilities, entropies, the
-reference's and the proximal policy's, values) and nothing more. Loss, gradient norm and new weights
-are checked to be finite, and the checkpoint is on disk, before the version rises; if any of that
-fails the state is bit for bit as before (see `checkpoint`).
+reference's and the proximal policy's, values) and nothing more. The guard has judged each step, the
+new weights are finite, and the checkpoint is on disk and was read back (see `guard`, `canary`),
+before the version rises; if any of that fails the state is bit for bit as before (see
+`checkpoint`).
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,9 +24,10 @@ from echo_hub.learner.adaptive_clip import balanced_bounds
 from echo_hub.learner.advantages import whitened
 from echo_hub.learner.alignment import excess
 from echo_hub.learner.batches import padded_tokens
+from echo_hub.learner.canary import TOLERANCES, Canary
 from echo_hub.learner.checkpoint import TrainState
 from echo_hub.learner.distributed import ALONE, Ranks
-from echo_hub.learner.guard import Measures, Memory, Refusal, Reward, Why, judge
+from echo_hub.learner.guard import Measures, Memory, Refusal, Reward, Why, good_version, judge
 from echo_hub.learner.losses import ratio_of
 from echo_hub.learner.measures import cosine
 from echo_hub.learner.messages import TrainGroup
@@ -50,7 +53,14 @@ class Known:
 class Trainer:
     """A policy and its optimiser; `state` is all that an update changes."""
 
-    def __init__(self, policy: Policy, config: RunConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: RunConfig,
+        ranks: Ranks = ALONE,
+        *,
+        canary: Sequence[list[int]] = (),
+    ) -> None:
         self.policy = policy
         self._ranks = ranks
         self._config = config
@@ -72,35 +82,92 @@ class Trainer:
             self.state.extra |= self._value_head.state
         self._previous = {n: torch.zeros_like(w.data) for n, w in policy.weights.items()}
         self.state.extra |= {f"gradient.{n}": tensor for n, tensor in self._previous.items()}
+        tolerance = config.guard.canary_difference or TOLERANCES[config.base.dtype]
+        # nodes merge into the base, which is to be had neither in pieces nor in 4 bits
+        merges = config.base.quantisation == "none" and not ranks.sharded
+        self._canary = Canary(policy, canary, tolerance=tolerance, merges=merges)
 
     @property
     def version(self) -> int:
         """The version that policy and optimiser have reached."""
         return self.state.version
 
-    def train(self, groups: Sequence[TrainGroup], out: Path) -> dict[str, float]:
+    def train(
+        self,
+        groups: Sequence[TrainGroup],
+        out: Path,
+        *,
+        batch: Sequence[int] = (),
+        forget: bool = False,
+    ) -> dict[str, float]:
         """One update on `groups`; its checkpoint goes to `out`. Returns its metrics.
 
         Of all rollouts: `reward_mean`, `reward_std`, `tokens`, `zero_advantage_groups`, and what
-        `lag_metrics` says. Of the rest see `Seen`; `seconds` is the time it took.
+        `lag_metrics` says. Of the rest see `Seen`; `seconds` is the time it took, `good_version`
+        what the guard says, once it knows.
+
+        Args:
+            batch: the groups' numbers in the ledger, for the checkpoint.
+            forget: the guard remembers nothing of the updates before.
         """
         before = self.state.copy()
         try:
+            if forget:
+                self.state.facts = {**self.state.facts, "guard": {}}
             metrics = self._update(groups)
-            self.state.version += 1
-            self.save(out)
+            self._save_next(out, batch)
+            good = good_version(self._memory(), self._config.guard)
+            if good is not None:
+                metrics["good_version"] = float(good)
         except BaseException:
             self.state.restore(before)
             raise
         return metrics
 
+    def roll_back(self, checkpoint: Path, out: Path) -> None:
+        """Go on from an earlier checkpoint, under the next version; that one goes to `out`."""
+        before = self.state.copy()
+        try:
+            earlier = self.state.read(checkpoint)
+            self.state.restore(replace(earlier, version=self.version))
+            self._save_next(out, ())
+        except BaseException:
+            self.state.restore(before)
+            raise
+
     def save(self, out: Path) -> None:
-        """Write a checkpoint folder, whole or not at all; of several ranks, the first does."""
+        """Write a checkpoint folder, whole or not at all (of several ranks, the first does), and
+        read it back."""
         self._ranks.first(lambda: self.state.save(out))
+        self._check_files(out)
 
     def resume(self, checkpoint: Path) -> None:
         """Take over the state in a checkpoint folder; LearnerError if it is not one of this run."""
         self.state.resume(checkpoint)
+        self._check_files(checkpoint)
+
+    def _save_next(self, out: Path, batch: Sequence[int]) -> None:
+        """The state as it is becomes the next version, if its files pass the canary."""
+        self.state.version += 1
+        self.state.facts = {**self.state.facts, "batch": list(batch)}
+        self._ranks.first(lambda: self.state.save(out))
+        try:
+            self._check_files(out)
+        except LearnerError as error:
+            self._ranks.first(lambda: shutil.rmtree(out))
+            raise UpdateRefusedError(
+                f"version {self.version} does not count: {error.message}", why=Why.CANARY
+            ) from error
+
+    def _check_files(self, checkpoint: Path) -> None:
+        """The canary, on all ranks: what one of them finds is an error on all."""
+        error: LearnerError | None = None
+        try:
+            self._canary.check(checkpoint / "adapter")
+        except LearnerError as caught:
+            error = caught
+        if self._ranks.total(float(error is not None))[0]:
+            raise error or LearnerError(f"another rank could not read {checkpoint} back.")
 
     def _update(self, groups: Sequence[TrainGroup]) -> dict[str, float]:
         started = time.perf_counter()
@@ -284,8 +351,7 @@ class Trainer:
         lag, ess = seen.age()
         rate = step_size(self._config.learner, lag=lag, ess=ess, update=self.version + 1)
         seen.step(loss, float(norm), aligned, rate)
-        memory = Memory.from_json(self.state.facts.get("guard", {}))
-        refusal = judge(memory, seen.measures(reward), self._config.guard)
+        refusal = judge(self._memory(), seen.measures(reward), self._config.guard)
         if refusal is None:
             self._hold_back(gradient)
             self._optimizer.param_groups[0]["lr"] = rate
@@ -312,8 +378,10 @@ class Trainer:
             grad.sub_(previous, alpha=times)
             previous.copy_(whole)
 
+    def _memory(self) -> Memory:
+        return Memory.from_json(self.state.facts.get("guard", {}))
+
     def _remember(self, measures: Measures) -> None:
         """An update was made: the guard judges the next ones by it."""
-        memory = Memory.from_json(self.state.facts.get("guard", {}))
-        memory = memory.after(self.version + 1, measures, self._config.guard)
+        memory = self._memory().after(self.version + 1, measures, self._config.guard)
         self.state.facts = {**self.state.facts, "guard": memory.to_json()}

@@ -1,0 +1,154 @@
+"""The hub's side of the guard: what becomes of a batch that was refused, and of the run.
+
+Promises: a refused batch is dropped, with its reason code and an event that says why in the ledger;
+its nodes lose nothing of their standing. Setbacks that no retry mends pause the run (`Setbacks`):
+nodes stay connected and get work as far as leases allow, no update is made, and an operator's
+`echo-hub resume` is looked for each second. A pause outlives the hub's process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from echo_hub.buffer import ScoredGroup
+from echo_hub.checks import Code
+from echo_hub.front import Front
+from echo_hub.learner.guard import Why
+from echo_hub.ledger import Ledger
+from echo_hub.ledger_guard import REFUSED, GuardState, Pause
+from echo_hub.setbacks import Setbacks
+from echo_p2p.errors import EchoError, UpdateRefusedError
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+RESUME = "Let it go on with: echo-hub resume RUN"
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something an operator should see: `kind` and `facts` for programs, `sentence` for people."""
+
+    kind: str
+    sentence: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Guarding:
+    """Refusals, deaths of the learner, and pauses of one run. `on_news` hears of each notice."""
+
+    def __init__(
+        self,
+        *,
+        front: Front,
+        ledger: Ledger,
+        recovered: GuardState,
+        refusals: int,
+        clock: Callable[[], float],
+        on_news: Callable[[], None],
+    ) -> None:
+        self.pause = recovered.pause
+        self.notices: list[Notice] = []
+        self._resumed_at = recovered.resumed_at
+        self._setbacks = Setbacks(refusals)
+        self._front = front
+        self._ledger = ledger
+        self._clock = clock
+        self._on_news = on_news
+
+    def forgets(self, version: int) -> bool:
+        """Whether the update from `version` is the first after an operator let the run go on: then
+        it is not compared with what was before."""
+        return version == self._resumed_at
+
+    def applied(self) -> None:
+        """An update was applied."""
+        self._setbacks.applied()
+
+    async def refused(
+        self, version: int, groups: Sequence[ScoredGroup], error: EchoError
+    ) -> int | None:
+        """The update from `version` was refused: drop its batch. The version to go back to, if the
+        one it started from is not good either."""
+        refusal = error if isinstance(error, UpdateRefusedError) else None
+        why = Why.BAD_BATCH.value if refusal is None else refusal.why
+        await self._drop(version, groups, why, error.message)
+        if self._setbacks.refused():
+            await self.pause_at(
+                version,
+                f"{self._setbacks.in_a_row} updates in a row were refused, the last one because: "
+                f"{error.message}",
+            )
+        return None if refusal is None else refusal.back_to
+
+    async def died(self, version: int, groups: Sequence[ScoredGroup], error: EchoError) -> bool:
+        """The learner died on a batch. True if it is to be tried again."""
+        why = error.message.strip().splitlines()[-1]
+        await self._tell("learner_died", f"the learner died: {why}", version=version, why=why)
+        if not self._setbacks.died():
+            return True
+        await self._drop(version, groups, Why.LEARNER_DIED.value, error.message)
+        await self.pause_at(version, f"the learner died again and again on one batch: {why}")
+        return False
+
+    async def returned(self, version: int, to: int) -> None:
+        """The learner has the weights of version `to` again, as `version`."""
+        await self._tell(
+            "rolled_back",
+            f"version {version} has the weights of version {to}; rollouts of those between are not "
+            "trained on.",
+            version=version,
+            to=to,
+        )
+        if self._setbacks.returned(to):
+            await self.pause_at(version, f"the reward collapsed again and again after version {to}")
+
+    async def pause_at(self, version: int, why: str) -> None:
+        """Pause the run."""
+        for request in await self._ledger.open_requests():
+            if request.node is None:  # it was for an earlier pause
+                await self._ledger.request_done(request)
+        self.pause = Pause(version, f"{why.rstrip('.')}.", self._clock())
+        await self._ledger.pause(self.pause)
+        await self._tell("paused", f"paused: {self.pause.why} {RESUME}", version=version, why=why)
+
+    async def until_resumed(self) -> bool:
+        """Wait until an operator lets the paused run go on."""
+        while self.pause is not None:
+            for request in await self._ledger.open_requests():
+                if request.node is None and self.pause is not None:
+                    await self._resume(self.pause)
+                    await self._ledger.request_done(request)
+            await trio.sleep(_LOOK_S)
+        return True
+
+    async def _resume(self, pause: Pause) -> None:
+        await self._ledger.resume(pause.version)
+        self.pause, self._resumed_at = None, pause.version
+        self._setbacks.forgiven()
+        await self._tell("resumed", "an operator let the run go on.", version=pause.version)
+
+    async def _drop(
+        self, version: int, groups: Sequence[ScoredGroup], why: str, sentence: str
+    ) -> None:
+        log.error("update %d was refused and its batch dropped: %s", version + 1, sentence)
+        await self._front.refuse_batch(groups, Code.LEARNER_REFUSED)
+        ids = [group.group_id for group in groups]
+        await self._ledger.record_event(
+            REFUSED, version=version + 1, why=why, sentence=sentence, groups=ids
+        )
+        self._notice("refused", sentence, version=version + 1, why=why, groups=len(ids))
+
+    async def _tell(self, kind: str, sentence: str, **facts: Any) -> None:
+        log.warning("%s", sentence)
+        await self._ledger.record_event(kind, **facts)
+        self._notice(kind, sentence, **facts)
+
+    def _notice(self, kind: str, sentence: str, **facts: Any) -> None:
+        self.notices.append(Notice(kind, sentence, facts | {"sentence": sentence}))
+        self._on_news()
