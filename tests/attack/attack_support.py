@@ -237,7 +237,8 @@ class Arena:
 @asynccontextmanager
 async def _arena(config: RunConfig, root: Path, ahead: int) -> AsyncIterator[Arena]:
     folder, clock = RunFolder(root), Clock()
-    Identity.create().save(folder.identity)
+    if not folder.identity.exists():  # else the run goes on
+        Identity.create().save(folder.identity)
     async with AsyncExitStack() as stack:
         hub = await stack.enter_async_context(open_hub(config, folder, clock=clock))
         # the clock jumps here, so a pace by it would say nothing

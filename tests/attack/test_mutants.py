@@ -1,7 +1,7 @@
 """Each check of the hub is needed: without it, an attack of its code is not rejected with it.
 
 So no test of `test_attacks` passes for another reason than the check it is there for. The check
-of staleness has its own in `test_staleness`.
+of staleness has its own in `test_staleness`, that of versions taken back in `test_poison`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from echo_hub.checks import Code, Rejection
 from echo_p2p import envelope
 from echo_p2p.errors import PeerRefusedError
 
+ELSEWHERE = {Code.STALE, Code.WITHDRAWN}
 AUDITS = (Code.AUDIT_MARGIN, Code.AUDIT_LOGPROB)
 
 
 def test_every_check_has_an_attack_and_every_attack_a_check() -> None:
-    assert {check.code for check in CHECKS} == {attack.code for attack in ATTACKS} | {Code.STALE}
+    assert {check.code for check in CHECKS} == {attack.code for attack in ATTACKS} | ELSEWHERE
 
 
-@pytest.mark.parametrize("check", [one for one in CHECKS if one.code is not Code.STALE], ids=str)
+@pytest.mark.parametrize("check", [one for one in CHECKS if one.code not in ELSEWHERE], ids=str)
 def test_without_a_check_an_attack_of_its_code_gets_further(
     arena: Arena, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,17 +5,24 @@ The evidence is the ledger, and what the nodes themselves counted from the recei
 
 from __future__ import annotations
 
+import random
 import signal
+import threading
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pytest
 from programs import Event, Program, Stage, named
 
 from echo_hub.models import addmix3_path
 from echo_p2p.identity import public_key_of
 
 B = 8
+STALENESS = 2
 SMALL = {
     "learner": {"groups_per_update": B},
     "sampling": {"group_size": 4},
@@ -35,9 +42,42 @@ def check_ledger(stage: Stage, versions: int) -> None:
         groups = ledger.execute("SELECT lease_id FROM groups").fetchall()
     assert [version for (version,) in updates] == list(range(versions + 1))
     assert Counter(update for update, _ in consumed) == dict.fromkeys(range(1, versions + 1), B)
-    # the update to version u consumed what was sampled by version u - 1 - lag, with lag <= S = 2
-    assert all(0 <= update - 1 - sampled <= 2 for update, sampled in consumed)
+    # the update to version u consumed what was sampled by version u - 1 - lag, with lag <= S
+    assert all(0 <= update - 1 - sampled <= STALENESS for update, sampled in consumed)
     assert sorted(leases) == sorted(groups)
+
+
+def check_capacity(stage: Stage) -> None:
+    """What was granted respects (S + v + 1) B - (accepted + running) >= 0 at this moment, where v B
+    of the accepted groups were consumed: so (S + 1) B bounds what is ahead of the learner."""
+    with stage.ledger() as ledger:
+        (ahead,) = ledger.execute(
+            "SELECT (SELECT count(*) FROM leases WHERE split = 'train' AND state = 'open')"
+            " + (SELECT count(*) FROM groups WHERE split = 'train'"
+            " AND state IN ('received', 'scored'))"
+        ).fetchone()
+    assert ahead <= (STALENESS + 1) * B
+
+
+def after(version: int) -> Callable[[Event], bool]:
+    """Picks an update that led further than to `version`."""
+    return lambda event: event["event"] == "update" and event["version"] > version
+
+
+def dropped_as_stale(stage: Stage) -> int:
+    with stage.ledger() as ledger:
+        query = "SELECT count(*) FROM groups WHERE reason = 'stale'"
+        (count,) = ledger.execute(query).fetchone()
+    return int(count)
+
+
+def learner_of(hub: Program) -> psutil.Process:
+    """The learner process that a hub has now."""
+    while True:
+        for child in psutil.Process(hub.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if "echo_hub.learner.process" in child.cmdline():
+                    return child
 
 
 def check_receipts(stage: Stage, node: Program, joined: Event) -> None:
@@ -103,11 +143,49 @@ def test_the_hub_is_killed_in_mid_update(stage: Stage, port: int) -> None:
         hub = stage.hub()
         # the update that was cut short is not there, and is made again
         assert hub.wait_for(named("serving"))["version"] in (version, version + 1)
+        check_capacity(stage)
+        hub.wait_for(named("update"))
+        check_capacity(stage)
     assert hub.wait(300) == 0
     for node, greeting in zip(nodes, joined, strict=True):
         node.stop()  # one that was away at the end of the run still waits for its hub
         check_receipts(stage, node, greeting)
     check_ledger(stage, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(3))
+def test_hub_and_learner_are_killed_at_many_moments(stage: Stage, port: int, seed: int) -> None:
+    """Ten kills a run: of the hub or its learner, up to two seconds after an update."""
+    rng = random.Random(seed)
+    stage.init(port, run={"updates": 24}, network={"directory": False}, **SMALL)
+    hub = stage.hub()
+    hub.wait_for(named("serving"))
+    nodes = [stage.node(number) for number in range(2)]
+    joined = [node.wait_for(named("joined")) for node in nodes]
+    reached = 0
+    for _ in range(10):
+        hub.wait_for(after(reached))
+        reached = hub.named("update")[-1]["version"]
+        if reached >= 22:
+            break
+        threading.Event().wait(rng.uniform(0, 2))  # the moment is what is varied
+        check_capacity(stage)
+        if rng.random() < 0.5:
+            learner_of(hub).kill()
+        else:
+            hub.kill()
+            hub = stage.hub()
+            assert hub.wait_for(named("serving"))["version"] >= reached
+        check_capacity(stage)
+    assert hub.wait(600) == 0
+    for node, greeting in zip(nodes, joined, strict=True):
+        node.stop()
+        check_receipts(stage, node, greeting)
+    check_ledger(stage, 24)
+    # what each kill made stale is less than was in flight: no burst of work generated to be stale
+    assert dropped_as_stale(stage) <= 10 * (STALENESS + 1) * B
 
 
 def test_a_corrupt_chunk_on_disk_is_fetched_again(stage: Stage, port: int) -> None:

@@ -67,13 +67,13 @@ def test_nodes_that_are_far_from_the_learner(field: str, bound: float) -> None:
 
 
 def test_a_spike_is_one_only_after_the_warm_up() -> None:
-    spike = measured(grad_norm=1.01)
+    spike = measured(grad_norm=3.01)
     for applied in range(20):
         refusal = judge(remembering([GOOD] * applied), spike, BOUNDS)
         assert (refusal is not None) == (applied >= BOUNDS.gradient_warmup)
         if refusal is not None:
             assert refusal.why is Why.GRADIENT_SPIKE
-    assert judge(STEADY, measured(grad_norm=0.99), BOUNDS) is None  # 10 times the median
+    assert judge(STEADY, measured(grad_norm=2.99), BOUNDS) is None  # 30 times the median
 
 
 def test_where_norms_spread_much_a_spike_must_be_larger() -> None:

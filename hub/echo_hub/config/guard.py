@@ -11,7 +11,7 @@ from echo_p2p.toml import Strict
 
 
 class GuardSection(Strict):
-    gradient_factor: Annotated[float, Field(ge=1)] = 10.0
+    gradient_factor: Annotated[float, Field(ge=1)] = 30.0
     """A gradient norm (before it is clipped) is a spike if it is more than so many times the median
     of the last applied updates, and by more than `gradient_deviations` as well."""
     gradient_deviations: Annotated[float, Field(gt=0)] = 5.0

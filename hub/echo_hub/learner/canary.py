@@ -85,7 +85,7 @@ class Canary:
         if not (torch.isfinite(ours).all() and torch.isfinite(theirs).all()):
             raise LearnerError(f"the policy in {folder} does not give finite log-probabilities.")
         largest = float((ours - theirs).abs().max())
-        if largest > self._tolerance:
+        if not largest <= self._tolerance:  # nor if it is no number
             raise LearnerError(
                 f"the policy in {folder} answers otherwise than the one that was trained: "
                 f"log-probabilities differ by up to {largest:.3g}, {self._tolerance:g} is allowed."

@@ -86,7 +86,7 @@ class Memory(msgspec.Struct, frozen=True):
 
     def to_json(self) -> Any:
         """As plain values."""
-        return msgspec.to_builtins(self)
+        return msgspec.json.decode(msgspec.json.encode(self))
 
     @classmethod
     def from_json(cls, values: Any) -> Memory:
