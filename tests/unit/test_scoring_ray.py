@@ -147,9 +147,13 @@ def cluster(tmp_path: Path, hostile: None) -> Iterator[str]:
     try:
         yield f"ray://127.0.0.1:{client}"
     finally:
-        for process in psutil.process_iter(["cmdline"]):
-            if folder in " ".join(process.info["cmdline"] or []):
-                process.kill()
+        ours = [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if folder in " ".join(process.info["cmdline"] or [])
+        ]
+        for process in {child for one in ours for child in [one, *one.children(recursive=True)]}:
+            process.kill()
         subprocess.run(["rm", "-rf", folder], check=True)
 
 
