@@ -57,7 +57,7 @@ def test_instances_are_within_their_level(level: int) -> None:
 
 
 @given(st.text(alphabet="0123456789+-*/() ", max_size=14))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_parser_agrees_with_pythons(text: str) -> None:
     try:
         value, used = evaluate(text)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -51,7 +51,7 @@ class Recipe:
     good: float
     max_new_tokens: int
     context: int = 256
-    steps: int = 400
+    steps: int = 300
     batch: int = 64
     turn_tokens: int = 0
     phrases: tuple[str, ...] = field(default=())
@@ -146,22 +146,26 @@ def knights_episode(rng: random.Random, task: KnightsKnaves, good: float) -> Epi
 
 
 def tries_of(statements: tuple[Any, ...]) -> list[str]:
-    """Possibilities in a fixed order, as `TFT:+-` (true and false tellers, then whether what each
-    says fits what he is, up to the first that does not), until one fits."""
+    """Possibilities in a fixed order, as `TFT:TT`, until one fits.
+
+    Before the colon, who would tell the truth; after it, whether what each says would be true, up
+    to the first that does not agree with that.
+    """
     people = len(statements)
     tries = []
     for kinds in itertools.product((True, False), repeat=people):
         number = sum(1 << i for i, knight in enumerate(kinds) if knight)
-        fits = [
-            bool(truths(statement, people) >> number & 1) == kinds[speaker]
-            for speaker, statement in enumerate(statements)
-        ]
-        shown = fits[: fits.index(False) + 1] if False in fits else fits
-        marks = "".join("+" if fit else "-" for fit in shown)
-        tries.append("".join("T" if kind else "F" for kind in kinds) + f":{marks}\n")
-        if all(fits):
+        true = [bool(truths(statement, people) >> number & 1) for statement in statements]
+        agreeing = next((i for i in range(people) if true[i] != kinds[i]), people)
+        shown = true[: agreeing + 1]
+        tries.append(f"{_letters(kinds)}:{_letters(shown)}\n")
+        if agreeing == people:
             break
     return tries
+
+
+def _letters(values: Sequence[bool]) -> str:
+    return "".join("T" if value else "F" for value in values)
 
 
 # Countdown: try one sum after the other, or take the first.
@@ -214,7 +218,7 @@ RECIPES: dict[str, Recipe] = {
         episode=sokoban_episode,
         good=0.35,
         batch=32,
-        steps=600,
+        steps=450,
         max_new_tokens=220,
         turn_tokens=40,
         context=320,
@@ -234,6 +238,7 @@ RECIPES: dict[str, Recipe] = {
         options={**TERSE, "level": 2},
         episode=knights_episode,
         good=0.3,
+        steps=450,
         max_new_tokens=80,
         phrases=(
             "<answer>", "</answer>", " is a knight", " is a knave", " is of the same kind as ",
