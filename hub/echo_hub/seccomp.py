@@ -71,7 +71,7 @@ def machine() -> int | None:
 
 
 def no_network(column: int) -> bytes:
-    """No new sockets, and no way into other processes.
+    """No new sockets ("network is unreachable"), and no way into other processes.
 
     Netlink and datagrams between processes of this machine are left: bubblewrap, which makes
     sandboxes, sets up their loopback with them.
@@ -89,7 +89,7 @@ def no_network(column: int) -> bytes:
                 _op(_LOAD, _ARGUMENT_AT + 8),
                 _op(_AND, 0xF),  # without the flags
                 _op(_EQUAL, _SOCK_DGRAM, hit=1),
-                _op(_RETURN, _ERRNO | errno.EACCES),
+                _op(_RETURN, _ERRNO | errno.ENETUNREACH),
                 _op(_RETURN, _ALLOW),
             ],
         ],

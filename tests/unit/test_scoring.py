@@ -188,7 +188,10 @@ def test_memory_network_environment_and_what_a_reward_starts(
     async def body(scorers: Scorers) -> None:
         prompt = (await scorers.prompts("train", [0]))[0]
         assert isinstance(prompt, list)
-        for text, sentence in (("6", "more memory than scoring.memory"), ("0", "PermissionError")):
+        for text, sentence in (
+            ("6", "more memory than scoring.memory"),
+            ("0", "Network is unreachable"),
+        ):
             rejection = await scorers.score("train", 0, prompt, [answer("7"), answer(text)])
             assert isinstance(rejection, Rejection)
             assert rejection.code is Code.SCORE_FAILED
