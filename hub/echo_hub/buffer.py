@@ -76,6 +76,10 @@ class Buffer:
         self._forget_empty()
         return batch, stale
 
+    def blank(self) -> list[ScoredGroup]:
+        """The blank groups that wait."""
+        return list(self._blank)
+
     def take_blank(
         self, version: int, staleness: int
     ) -> tuple[list[ScoredGroup], list[ScoredGroup]]:

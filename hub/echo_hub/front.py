@@ -365,6 +365,11 @@ class Front:
             if not stale:
                 await changed.wait()
 
+    def blank_rewards(self) -> list[list[float]]:
+        """Rewards of the groups that the update at hand would leave out."""
+        blank = self._buffer.blank()
+        return [[rollout.reward for rollout in group.rollouts] for group in blank]
+
     async def take_blank(self) -> list[ScoredGroup]:
         """The groups that the update at hand uses up without training on them: they count as
         consumed by it, and so for their nodes. Stale ones are dropped."""

@@ -54,6 +54,8 @@ class Guarding:
     ) -> None:
         self.pause = recovered.pause
         self.notices: list[Notice] = []
+        if self.pause is not None:
+            self.notices.append(_paused(self.pause))
         self._resumed_at = recovered.resumed_at
         self._setbacks = Setbacks(refusals)
         self._front = front
@@ -115,7 +117,10 @@ class Guarding:
                 await self._ledger.request_done(request)
         self.pause = Pause(version, f"{why.rstrip('.')}.", self._clock())
         await self._ledger.pause(self.pause)
-        await self._tell("paused", f"paused: {self.pause.why} {RESUME}", version=version, why=why)
+        log.warning("paused: %s", why)
+        await self._ledger.record_event("paused", version=version, why=why)
+        self.notices.append(_paused(self.pause))
+        self._on_news()
 
     async def until_resumed(self) -> bool:
         """Wait until an operator lets the paused run go on."""
@@ -152,3 +157,9 @@ class Guarding:
     def _notice(self, kind: str, sentence: str, **facts: Any) -> None:
         self.notices.append(Notice(kind, sentence, facts | {"sentence": sentence}))
         self._on_news()
+
+
+def _paused(pause: Pause) -> Notice:
+    sentence = f"{pause.why} {RESUME}"
+    facts = {"version": pause.version, "why": pause.why, "sentence": sentence}
+    return Notice("paused", sentence, facts)

@@ -78,8 +78,6 @@ async def _plain_lines(hub: Hub, console: Console) -> None:
     for address in hub.peer.addresses:
         say(f"  {address}")
     seen, noticed, told = 0, 0, set(hub.loop.evaluations)
-    if hub.loop.guarding.pause is not None:
-        say(f"paused: {hub.loop.guarding.pause.why} {RESUME}")
     while True:
         for facts in hub.loop.history[seen:]:
             seen += 1

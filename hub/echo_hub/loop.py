@@ -205,6 +205,7 @@ class LearnerLoop:
                     out=self._folder.checkpoint(self.version + 1),
                     deadline_s=TRAIN_DEADLINE_S,
                     batch=[group.group_id for group in groups],
+                    blank=self._front.blank_rewards(),
                     forget=self.guarding.forgets(self.version),
                 )
             except LearnerError as error:

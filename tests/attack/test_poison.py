@@ -142,8 +142,26 @@ def test_lies_that_no_cheap_check_sees_are_not_trained_on_and_pause_the_run(
         arena.run(goes_on, arena)
         assert read_status(tmp_path / "run")["paused"] is None
         assert published(arena) == {0, 1}
+        arena.run(the_learner_is_killed, arena)
+        assert arena.hub.loop.guarding.pause is None
 
 
+async def the_learner_is_killed(arena: Arena) -> None:
+    arena.hub.learner._life._pause_s = lambda _: 0.0
+    for version, share in ((1, 0.0), (2, 1.0)):  # before an update; and before an audit
+        arena.hub.front._assessor.probability = lambda _, share=share: share
+        killed = arena.hub.learner.pid
+        os.kill(killed, signal.SIGKILL)
+        leases = await honest_batch(arena, version)
+        await at_version(arena, version + 1)
+        assert arena.hub.learner.pid != killed
+        assert {arena.reason_in_ledger(lease) for lease in leases} == {None}
+    deaths = [one for one in arena.hub.loop.guarding.notices if one.kind == "learner_died"]
+    assert [one.facts["version"] for one in deaths] == [1]
+    assert arena.hub.front.snapshot().audited == GROUPS
+
+
+@pytest.mark.slow
 def test_without_the_bound_the_same_lies_are_trained_on(tmp_path: Path) -> None:
     with run_with(tmp_path / "run", mismatch_kl=1e300, policy_kl=1e300) as arena:
 
@@ -155,25 +173,7 @@ def test_without_the_bound_the_same_lies_are_trained_on(tmp_path: Path) -> None:
         arena.run(scene, arena)
 
 
-def test_a_learner_that_is_killed_begins_again(tmp_path: Path) -> None:
-    with run_with(tmp_path / "run", refusals=2) as arena:
-        arena.hub.learner._life._pause_s = lambda _: 0.0
-
-        async def scene(arena: Arena) -> None:
-            for version in (0, 1):  # a death is forgotten once an update was made
-                killed = arena.hub.learner.pid
-                os.kill(killed, signal.SIGKILL)
-                leases = await honest_batch(arena, version)
-                await at_version(arena, version + 1)
-                assert arena.hub.learner.pid != killed
-                assert {arena.reason_in_ledger(lease) for lease in leases} == {None}
-            assert (await noticed(arena, "learner_died", 2)).facts["version"] == 1
-
-        arena.run(scene, arena)
-        assert arena.hub.loop.guarding.pause is None
-
-
-def test_a_run_that_was_paused_stays_so_after_a_restart_until_it_is_resumed(
+def test_a_learner_that_dies_on_a_batch_pauses_the_run_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "run"
@@ -189,14 +189,10 @@ def test_a_run_that_was_paused_stays_so_after_a_restart_until_it_is_resumed(
     assert read_facts(root / "ledger.sqlite")["updates_refused"] == {"learner_died": 1}
     with run_with(root) as arena:
         assert arena.hub.loop.guarding.pause is not None
-    assert resume_run(root) == 0
-    with run_with(root) as arena:
-
-        async def goes_on(arena: Arena) -> None:
-            await honest_batch(arena, 0)
-            await at_version(arena, 1)
-
-        arena.run(goes_on, arena)
+    assert resume_run(root) == 0  # without a hub
+    assert read_status(root)["paused"] is None
+    with pytest.raises(LedgerError, match="not paused"):
+        resume_run(root)
 
 
 def test_after_a_collapse_the_run_goes_on_from_a_good_version_under_a_new_number(

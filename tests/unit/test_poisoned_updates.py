@@ -210,3 +210,12 @@ def test_a_return_to_an_earlier_version_is_a_new_one(
     with pytest.raises(LearnerError, match="cannot read the checkpoint"):
         trainer.roll_back(tmp_path / "v9", tmp_path / "v4")
     assert trainer.version == 3
+
+
+def test_groups_that_an_update_leaves_out_count_for_the_guard(
+    trainer: Trainer, groups: list[TrainGroup], tmp_path: Path
+) -> None:
+    trainer.train(groups, tmp_path / "v1", blank=[[1.0] * 8] * 4)
+    ((_, reward),) = Memory.from_json(trainer.state.facts["guard"]).rewards
+    own = [rollout.reward for group in groups for rollout in group.rollouts]
+    assert reward.mean == pytest.approx((sum(own) + 32) / (len(own) + 32))

@@ -9,9 +9,10 @@ from echo_hub.assess import Group
 from echo_hub.learner.client import Learner
 from echo_hub.learner.messages import Audit, Audited
 from echo_hub.paths import RunFolder
-from echo_p2p.errors import LearnerError
+from echo_p2p.errors import EchoError, LearnerError, ProcessError
 
 AUDIT_DEADLINE_S = 900.0
+_TRIES = 3  # of a learner that dies over it, or died over something else
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +34,15 @@ def audit_with(learner: Learner, folder: RunFolder) -> AuditCall:
             top_p=group.sampling.top_p,
             rollouts=group.rollouts,
         )
-        try:
-            return await learner.audit(command, deadline_s=AUDIT_DEADLINE_S)
-        except LearnerError as error:
-            log.warning("a group of version %d could not be audited: %s", group.version, error)
-            return None
+        for _ in range(_TRIES):
+            try:
+                return await learner.audit(command, deadline_s=AUDIT_DEADLINE_S)
+            except ProcessError as error:  # the learner begins again with the next command
+                why: EchoError = error
+            except LearnerError as error:
+                why = error
+                break
+        log.warning("a group of version %d could not be audited: %s", group.version, why)
+        return None
 
     return audit

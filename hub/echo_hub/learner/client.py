@@ -94,11 +94,17 @@ class Learner:
         out: Path,
         deadline_s: float,
         batch: Sequence[int] = (),
+        blank: Sequence[list[float]] = (),
         forget: bool = False,
     ) -> Trained:
-        """One update from `version` to `version + 1`; its checkpoint folder is `out`."""
+        """One update from `version` to `version + 1`, as `Train` says."""
         command = Train(
-            version=version, groups=list(groups), out=str(out), batch=list(batch), forget=forget
+            version=version,
+            groups=list(groups),
+            out=str(out),
+            batch=list(batch),
+            blank=list(blank),
+            forget=forget,
         )
         return await self._ask(command, Trained, deadline_s)
 

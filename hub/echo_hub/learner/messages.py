@@ -57,13 +57,15 @@ class Train(_Frame, frozen=True):
 
     A checkpoint folder holds `adapter/`, a PEFT adapter folder, and the rest of the learner's
     state (see `checkpoint`); it appears whole or not at all. `batch` are the groups' numbers in the
-    ledger. `forget`: the guard compares with nothing that was before.
+    ledger. `blank`: rewards of the groups that the update leaves out, because their answers are all
+    worth the same; the guard counts them too. `forget`: it compares with nothing that was before.
     """
 
     version: int
     groups: list[TrainGroup]
     out: str
     batch: list[int] = []
+    blank: list[list[float]] = []
     forget: bool = False
 
 

@@ -86,7 +86,13 @@ class Server:
         if isinstance(command, RollBack):
             trainer.roll_back(Path(command.checkpoint), out)
             return Trained(version=trainer.version, metrics={})
-        metrics = trainer.train(command.groups, out, batch=command.batch, forget=command.forget)
+        metrics = trainer.train(
+            command.groups,
+            out,
+            batch=command.batch,
+            blank=command.blank,
+            forget=command.forget,
+        )
         return Trained(version=trainer.version, metrics=metrics)
 
     def _audit(self, trainer: Trainer, command: Audits) -> Answer:

@@ -98,6 +98,7 @@ class Trainer:
         out: Path,
         *,
         batch: Sequence[int] = (),
+        blank: Sequence[Sequence[float]] = (),
         forget: bool = False,
     ) -> dict[str, float]:
         """One update on `groups`; its checkpoint goes to `out`. Returns its metrics.
@@ -108,13 +109,14 @@ class Trainer:
 
         Args:
             batch: the groups' numbers in the ledger, for the checkpoint.
+            blank: rewards of groups that the update leaves out.
             forget: the guard remembers nothing of the updates before.
         """
         before = self.state.copy()
         try:
             if forget:
                 self.state.facts = {**self.state.facts, "guard": {}}
-            metrics = self._update(groups)
+            metrics = self._update(groups, blank)
             self._save_next(out, batch)
             good = good_version(self._memory(), self._config.guard)
             if good is not None:
@@ -169,7 +171,9 @@ class Trainer:
         if self._ranks.total(float(error is not None))[0]:
             raise error or LearnerError(f"another rank could not read {checkpoint} back.")
 
-    def _update(self, groups: Sequence[TrainGroup]) -> dict[str, float]:
+    def _update(
+        self, groups: Sequence[TrainGroup], blank: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
         started = time.perf_counter()
         batch = make_batch(
             groups,
@@ -181,7 +185,7 @@ class Trainer:
         self._check_ids(batch)
         seen = Seen()
         known = self._look_ahead(batch)
-        reward = Reward.of([[r.reward for r in group.rollouts] for group in groups])
+        reward = Reward.of([*([r.reward for r in group.rollouts] for group in groups), *blank])
         clip = self._clip(batch.samples, known)
         for part in batch.parts:
             self._step(replace(part, clip=clip), known, seen, reward)
