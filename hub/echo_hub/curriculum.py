@@ -9,8 +9,6 @@ prompt.
 
 from __future__ import annotations
 
-import bisect
-import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from echo_hub.tasks.mixture import Mixture
 from echo_hub.tasks.splits import rng_of
 
 PREFIX = "task."
+_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,17 @@ class Curriculum:
         for arm, groups in history.rewards.items():
             for rewards in groups:
                 self._note(arm, rewards)
-        self._sums = self._summed()
+        plain = [arm.weight for arm in mixture.arms]
+        self._plain, self._weights = _Weights(plain), _Weights(plain)
+        for arm in self._outside:
+            self._reweigh(arm)
 
     def draw(self) -> int:
         """The number of the next prompt."""
         arm = 0
-        if len(self._sums) > 1:
-            point = rng_of(self._seed, "draw", self._draws).random() * self._sums[-1]
-            arm = bisect.bisect_right(self._sums, point, hi=len(self._sums) - 1)
+        if len(self._mixture.arms) > 1:
+            weights = self._weights if self._weights.total else self._plain
+            arm = weights.at(rng_of(self._seed, "draw", self._draws).random())
         number = self._mixture.number(arm, self._drawn[arm])
         self._drawn[arm] += 1
         self._draws += 1
@@ -78,7 +80,11 @@ class Curriculum:
         was_outside = arm in self._outside
         self._note(arm, rewards)
         if was_outside != (arm in self._outside):
-            self._sums = self._summed()
+            self._reweigh(arm)
+
+    def _reweigh(self, arm: int) -> None:
+        share = self._rules.outside if arm in self._outside else 1.0
+        self._weights.set(arm, self._mixture.arms[arm].weight * share)
 
     def outside(self, task: int) -> float:
         """Share of a task's buckets that are never or always solved of late."""
@@ -99,15 +105,46 @@ class Curriculum:
         else:
             self._outside.discard(arm)
 
-    def _summed(self) -> list[float]:
-        """Running sums of the arms' weights now."""
-        weights = [
-            arm.weight * (self._rules.outside if number in self._outside else 1.0)
-            for number, arm in enumerate(self._mixture.arms)
-        ]
-        if not any(weights):
-            weights = [arm.weight for arm in self._mixture.arms]
-        return list(itertools.accumulate(weights))
+
+class _Weights:
+    """Numbers that are drawn in proportion to their weights, and whose weights change.
+
+    Sums are kept of blocks of them and made anew, never adjusted, so that no weight of zero is
+    drawn for the sake of a rounding.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self._weights = list(weights)
+        starts = range(0, len(weights), _BLOCK)
+        self._sums = [sum(self._weights[start : start + _BLOCK]) for start in starts]
+
+    def set(self, number: int, weight: float) -> None:
+        """Change one weight."""
+        self._weights[number] = weight
+        start = number - number % _BLOCK
+        self._sums[number // _BLOCK] = sum(self._weights[start : start + _BLOCK])
+
+    @property
+    def total(self) -> float:
+        return sum(self._sums)
+
+    def at(self, share: float) -> int:
+        """The number at this share, in [0, 1), of the total, which is not zero."""
+        left, found = share * self.total, 0
+        for block, weight in enumerate(self._sums):
+            if weight:
+                found = block
+                if left < weight:
+                    break
+                left -= weight
+        start, last = found * _BLOCK, 0
+        for number in range(start, min(start + _BLOCK, len(self._weights))):
+            if self._weights[number]:
+                last = number
+                if left < self._weights[number]:
+                    break
+                left -= self._weights[number]
+        return last
 
 
 @dataclass

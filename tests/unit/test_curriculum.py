@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_hub.config import CurriculumSection, RunConfig, TaskSection
-from echo_hub.curriculum import Curriculum, History, TaskMeters, by_task
+from echo_hub.curriculum import Curriculum, History, TaskMeters, _Weights, by_task
 from echo_hub.tasks.mixture import MOST_ARMS, Mixture
 from echo_hub.template import render_config
 from echo_p2p.errors import ConfigError
@@ -127,6 +128,29 @@ def test_buckets_of_a_task_are_dropped_one_by_one() -> None:
         one.observe(bucket, ALWAYS)
     assert {one.draw() % MOST_ARMS for _ in range(200)} == {1, 3}
     assert one.outside(0) == 0.5
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 1.0, 1e-9]), min_size=1, max_size=700),
+    st.lists(st.tuples(st.integers(0, 699), st.sampled_from([0.0, 0.3, 2.0])), max_size=20),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_a_draw_is_at_its_share_and_never_of_weight_zero(
+    weights: list[float], changes: list[tuple[int, float]], share: float
+) -> None:
+    drawn = _Weights(weights)
+    for number, weight in changes:
+        if number < len(weights):
+            weights[number] = weight
+            drawn.set(number, weight)
+    if not any(weights):
+        assert drawn.total == 0
+        return
+    number = drawn.at(share)
+    assert weights[number] > 0
+    before, after = math.fsum(weights[:number]), math.fsum(weights[: number + 1])
+    point, slack = share * math.fsum(weights), 1e-9 * math.fsum(weights)
+    assert before - slack <= point <= after + slack
 
 
 def test_a_band_and_partial_rewards() -> None:
