@@ -290,6 +290,35 @@ class Done(Message, frozen=True):
     """A request was carried out and has nothing to say."""
 
 
+class HandedTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Turn `number` (0, 1, ...) of a rollout, with its stop token."""
+
+    rollout: Annotated[int, Meta(ge=0, lt=MAX_GROUP)]
+    number: Annotated[int, Meta(ge=0, lt=MAX_TURNS)]
+    tokens: PackedTokens
+
+
+class TurnRequest(Message, frozen=True):
+    """What does the hub say after these turns of a lease whose `turns` name no environment?
+
+    Asking again for a turn that was answered gives the same answer.
+    """
+
+    run_id: RunId
+    lease_id: Bytes16
+    turns: Annotated[tuple[HandedTurn, ...], Meta(min_length=1, max_length=MAX_GROUP)]
+
+
+class TurnReply(Message, frozen=True):
+    """Token ids to append after each turn, or None where the dialogue is over.
+
+    `ready` false: the hub is still at it; ask again.
+    """
+
+    ready: bool
+    replies: Annotated[tuple[PackedTokens | None, ...], Meta(max_length=MAX_GROUP)]
+
+
 class Submit(Message, frozen=True):
     """Hand in a `Submission` (its envelope)."""
 
@@ -415,8 +444,17 @@ class Refusal(Message, frozen=True):
     sentence: Sentence
 
 
-HubRequest = Hello | LatestRequest | LeaseRequest | LeaseReturn | Submit | BadChunkReport | Obtained
-HubReply = Latest | LeaseGrant | Done | SubmitReply | Refusal
+HubRequest = (
+    Hello
+    | LatestRequest
+    | LeaseRequest
+    | LeaseReturn
+    | TurnRequest
+    | Submit
+    | BadChunkReport
+    | Obtained
+)
+HubReply = Latest | LeaseGrant | Done | TurnReply | SubmitReply | Refusal
 SwarmRequest = HaveRequest | ChunkRequest | PeersRequest
 SwarmReply = HaveReply | ChunkReply | Elsewhere | PeersReply | Refusal
 WatchEvent = Announcement | Heartbeat | Refusal

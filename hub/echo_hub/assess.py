@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from echo_hub.buffer import ScoredGroup
 from echo_hub.checks import Code, Rejection, check_audit
@@ -13,7 +13,7 @@ from echo_hub.learner.messages import Audited, AuditRollout, TrainRollout
 from echo_hub.leases import OpenLease
 from echo_hub.ledger import StoredGroup
 from echo_hub.scoring import Scorers
-from echo_hub.tasks.replay import Answered
+from echo_hub.tasks.replay import Answered, Told
 from echo_p2p.envelope import open_envelope
 from echo_p2p.wire import Sampling, Submission, unpack_logprobs, unpack_tokens
 
@@ -23,7 +23,8 @@ class Group:
     """An acknowledged group on its way to the learner.
 
     `version` is the policy it claims, `seed` and `sampling` how its tokens were drawn.
-    `rewards` is None until it was scored and audited; `prompt` is empty until it is needed.
+    `rewards` is None until it was scored and audited; `prompt` is empty until it is needed. `told`
+    is what the hub's own task said in each rollout; empty if nothing was said here.
     """
 
     group_id: int
@@ -33,6 +34,7 @@ class Group:
     rollouts: list[AuditRollout]
     prompt: list[int]
     rewards: list[float] | None = None
+    told: list[list[Told]] = field(default_factory=list)
 
     @property
     def seed(self) -> int:
@@ -127,7 +129,10 @@ class Assessor:
             lease.split,
             lease.index,
             prompt,
-            [Answered(rollout.tokens, rollout.observed) for rollout in group.rollouts],
+            [
+                Answered(rollout.tokens, rollout.observed, group.told[i] if group.told else [])
+                for i, rollout in enumerate(group.rollouts)
+            ],
         )
         least = self.heldout if lease.split == "heldout" else 0.0
         chosen = self.rng.random() < max(least, self.probability(lease.node))

@@ -287,6 +287,9 @@ def demo(
     adapter: Annotated[
         str, typer.Option(help="lora, or none: train and send all weights.")
     ] = "lora",
+    task: Annotated[
+        str | None, typer.Option(help="Another task, like file:my_task.py. [default: the model's]")
+    ] = None,
     json_output: Json = False,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the run's folder and the nodes' logs here.")
@@ -307,13 +310,14 @@ def demo(
         seed=seed,
         model=model,
         adapter=adapter,
+        task=task,
         keep=keep,
         picture=picture,
     )
     summary: dict[str, Any] = run_demo(options, live=not json_output)
     if json_output:
         typer.echo(json.dumps(summary))
-    check_rise(summary, model)
+    check_rise(summary, model, task)
 
 
 def _end(error: EchoError) -> NoReturn:

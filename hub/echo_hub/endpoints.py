@@ -37,6 +37,7 @@ from echo_p2p.wire import (
     Message,
     Obtained,
     Submit,
+    TurnRequest,
     Watch,
     decode,
     encode,
@@ -130,6 +131,8 @@ class Endpoints:
                 return await self._front.request_leases(remote.public_key, request)
             case LeaseReturn():
                 return await self._front.return_leases(remote.public_key, request)
+            case TurnRequest():
+                return await self._front.take_turns(remote.public_key, request)
         raise PeerRefusedError("this is no request to a hub.", code="bad_message")
 
     async def _hear(self, remote: Remote, said: BadChunkReport | Obtained) -> Done:

@@ -30,6 +30,7 @@ from echo_hub.buffer import Buffer, ScoredGroup
 from echo_hub.checks import Code, Rejection, Standing
 from echo_hub.config import RunConfig
 from echo_hub.curriculum import PREFIX, Curriculum, TaskMeters
+from echo_hub.dialogues import Dialogues
 from echo_hub.evaluation import Evaluated, Evaluation
 from echo_hub.granting import Granter
 from echo_hub.intake import Intake
@@ -40,6 +41,7 @@ from echo_hub.ledger import Ledger, Recovered
 from echo_hub.reputation import InOrder
 from echo_hub.scoring import Scorers
 from echo_hub.tally import FrontSnapshot, NodeFacts, Tally
+from echo_hub.tasks.base import Split
 from echo_hub.tokens import Tokenizer
 from echo_p2p.identity import Identity
 from echo_p2p.nursery import open_nursery
@@ -51,12 +53,15 @@ from echo_p2p.wire import (
     Sampling,
     Submit,
     SubmitReply,
+    TurnReply,
+    TurnRequest,
 )
 
 EVALUATION_PATIENCE_S = 120.0
 AUDITS_AT_ONCE = 16
 _UNASKED_PATIENCE_S = 30.0  # if no lease of it is out
 _TICK_S = 1.0
+_MOST_FAILED_REPLIES = 3  # to one prompt
 
 
 __all__ = ["Front", "FrontSnapshot"]
@@ -143,6 +148,17 @@ class Front:
             on_skipped=self._skipped,
             on_freed=self._wake,
         )
+        self._dialogues = Dialogues(
+            scorers=scorers,
+            ledger=ledger,
+            sampling=self._sampling,
+            vocab_size=self._vocab_size,
+            lease_of=self._granter.book.get,
+            clock=clock,
+            on_failed=self._reply_failed,
+        )
+        self._dialogues.recover(recovered.dialogues)
+        self._failed_replies: Counter[tuple[Split, int]] = Counter()
         self._intake = Intake(
             run_id=config.run.id,
             group_size=config.sampling.group_size,
@@ -153,11 +169,13 @@ class Front:
             clock=clock,
             standing=self._standing,
             keeper=self._keeper,
+            dialogues=self._dialogues,
             on_accepted=self._check_later,
         )
         self._book = self._granter.book
         for stored in recovered.groups:
-            self._check_later(Group.recovered(stored, self._sampling))
+            group = Group.recovered(stored, self._sampling)
+            self._check_later(replace(group, told=self._dialogues.claim(group.lease.lease_id)))
 
     async def run(self) -> None:
         """Check groups and expire leases, until cancelled."""
@@ -165,9 +183,11 @@ class Front:
             # more than scorers, so that audits overlap with scoring and share passes
             for _ in range(self._config.scoring.processes + AUDITS_AT_ONCE):
                 nursery.start_soon(self._check_groups)
+            nursery.start_soon(self._dialogues.run)
             while True:
                 await trio.sleep(_TICK_S)
                 await self.expire()
+                await self._dialogues.sweep()
                 await self._keeper.tick()
                 self._granter.check_prompts()
                 self._wake()
@@ -199,6 +219,30 @@ class Front:
         returned = await self._granter.release(request.lease_ids, node)
         self._keeper.gave_back(node, returned)
         return Done()
+
+    async def take_turns(self, node: bytes, request: TurnRequest) -> TurnReply:
+        """What the hub's own task says after a node's turns."""
+        self.check_admitted(node)
+        return await self._dialogues.take(node, request)
+
+    async def _reply_failed(self, lease: OpenLease, why: str) -> None:
+        """The task could not reply: the lease is over, and after some tries so is its prompt."""
+        if self._book.get(lease.lease_id) is None:
+            return
+        prompt = (lease.split, lease.index)
+        self._failed_replies[prompt] += 1
+        await self._ledger.record_event(
+            "reply_failed", split=lease.split, index=lease.index, why=why
+        )
+        if self._book.get(lease.lease_id) is not None:
+            closed = self._book.answer(lease.lease_id)
+            await self._ledger.release_leases([closed])
+            if self._failed_replies[prompt] < _MOST_FAILED_REPLIES:
+                self._book.give_back(closed)
+            else:
+                del self._failed_replies[prompt]
+                self._skipped(closed)
+            self._wake()
 
     async def submit(self, node: bytes, request: Submit) -> SubmitReply:
         """Check and keep a submission, and sign its receipt."""
@@ -241,6 +285,7 @@ class Front:
             self._in_order.decide(group.group_id, await self._assessor.assess(group))
             while (ready := self._in_order.take(node)) is not None:
                 await self._settle(ready)
+                await self._dialogues.forget(ready.group.lease.lease_id)
                 self._in_order.done(node)
                 self._checking -= ready.group.lease.split == "train"
                 self._wake()

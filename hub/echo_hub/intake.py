@@ -9,6 +9,7 @@ again, and the prompt goes to another lease at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from echo_hub.assess import Group
 from echo_hub.checks import (
@@ -20,6 +21,7 @@ from echo_hub.checks import (
     check_envelope,
     check_lease,
 )
+from echo_hub.dialogues import Dialogues
 from echo_hub.granting import Granter
 from echo_hub.keeper import Keeper
 from echo_hub.leases import OpenLease
@@ -48,6 +50,7 @@ class Intake:
         clock: Callable[[], float],
         standing: Callable[[], Standing],
         keeper: Keeper,
+        dialogues: Dialogues,
         on_accepted: Callable[[Group], None],
     ) -> None:
         self._run_id = run_id
@@ -59,6 +62,7 @@ class Intake:
         self._clock = clock
         self._standing = standing
         self._keeper = keeper
+        self._dialogues = dialogues
         self._on_accepted = on_accepted
         self._writing: dict[bytes, OpenLease] = {}
         self.writing = 0
@@ -92,6 +96,7 @@ class Intake:
 
     async def _accept(self, lease: OpenLease, submission: Submission, envelope: bytes) -> None:
         rollouts = len(submission.rollouts)
+        told = self._dialogues.claim(lease.lease_id)
         self._granter.book.answer(lease.lease_id)
         self._writing[lease.lease_id] = lease
         self.writing += lease.split == "train"
@@ -109,7 +114,7 @@ class Intake:
         self._granter.answered(lease, self._clock())
         self._tally.accept(lease.node, rollouts, self._clock())
         sampling = self._standing().sampling
-        self._on_accepted(Group.of(group_id, lease, submission, sampling))
+        self._on_accepted(replace(Group.of(group_id, lease, submission, sampling), told=told))
 
     async def _reject(
         self, node: bytes, lease_id: bytes, rejection: Rejection, rollouts: int

@@ -137,6 +137,14 @@ class Ledger:
 
         return await trio.to_thread.run_sync(look, limiter=self._readers)
 
+    async def put_dialogue(self, lease_id: bytes, told: bytes) -> None:
+        """What the hub has said so far in an open lease."""
+        await self._writer.write(rows.put_dialogues, (lease_id, told))
+
+    async def drop_dialogue(self, lease_id: bytes) -> None:
+        """What was said in a lease is of no use any more."""
+        await self._writer.write(rows.drop_dialogues, lease_id)
+
     # --- groups -------------------------------------------------------------------------------
 
     async def add_group(

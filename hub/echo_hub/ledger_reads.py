@@ -14,6 +14,7 @@ from echo_hub.evaluation import Evaluated
 from echo_hub.leases import OpenLease
 from echo_hub.ledger_guard import GuardState, guard_facts, read_guard
 from echo_hub.ledger_schema import (
+    dialogues,
     evaluations,
     groups,
     leases,
@@ -56,7 +57,7 @@ class Recovered:
 
     `next_index` is the first train prompt never leased (`history` says it by arm), `returned` are
     those to be leased again; `verdicts` are counts of groups and rollouts by (node, code); `lags`
-    counts consumed groups.
+    counts consumed groups; `dialogues` is what the hub has said, by lease.
     """
 
     version: int | None
@@ -75,6 +76,7 @@ class Recovered:
     accusations: list[tuple[bytes, bytes]]
     history: History
     guard: GuardState
+    dialogues: dict[bytes, bytes]
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ def read_state(
         accusations=read_accusations(connection),
         guard=read_guard(connection),
         history=_history(connection, stride, window, 0 if last_index is None else last_index + 1),
+        dialogues={row.lease_id: row.told for row in connection.execute(select(dialogues))},
     )
 
 

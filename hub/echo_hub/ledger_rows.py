@@ -10,12 +10,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, bindparam, case, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from echo_hub.evaluation import Evaluated
 from echo_hub.leases import OpenLease
 from echo_hub.ledger_schema import (
+    dialogues,
     evaluations,
     events,
     groups,
@@ -129,6 +140,22 @@ def _end_leases(connection: Connection, ended: Iterable[OpenLease]) -> None:
 
 def release_leases(connection: Connection, rows: list[Sequence[OpenLease]]) -> None:
     _end_leases(connection, (lease for row in rows for lease in row))
+
+
+def put_dialogues(connection: Connection, rows: list[tuple[bytes, bytes]]) -> None:
+    """What the hub has said so far in leases."""
+    statement = upsert(dialogues)
+    latest = {lease_id: {"lease_id": lease_id, "told": told} for lease_id, told in rows}
+    connection.execute(
+        statement.on_conflict_do_update(set_={"told": statement.excluded.told}),
+        list(latest.values()),
+    )
+
+
+def drop_dialogues(connection: Connection, rows: list[bytes]) -> None:
+    """Nobody needs these any more."""
+    statement = delete(dialogues).where(dialogues.c.lease_id == bindparam("id"))
+    connection.execute(statement, [{"id": lease_id} for lease_id in rows])
 
 
 # --- groups -------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ update or an evaluation; or `dropped` for a reason. docs/architecture.md draws b
 group is `disputed` if its node was banned and no audit had passed it. `requests` are what an
 operator's command wants of a hub that is serving: ban a key (`why` says for what), unban it, or,
 with no key, let a paused run go on.
-`spreads` has a line for each artifact, with the fields of `spread.Spread`; `accusations` one for
-each pair of nodes of which one says that the other sent it a bad chunk.
+`dialogues` holds what the hub's own task has said in a lease, until its group is scored or the
+lease is over. `spreads` has a line for each artifact, with the fields of `spread.Spread`;
+`accusations` one for each pair of nodes of which one says that the other sent it a bad chunk.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from sqlalchemy.pool import QueuePool
 
 from echo_p2p.errors import LedgerError
 
-SCHEMA = 4
+SCHEMA = 5
 _BUSY_MS = 10_000
 _WAL_PAGES = 4000  # between checkpoints: 16 MiB
 
@@ -92,6 +93,14 @@ leases = Table(
 )
 Index("leases_by_prompt", leases.c.split, leases.c.prompt_index)
 Index("leases_unfinished", leases.c.state, sqlite_where=unfinished(leases, "open", "released"))
+
+dialogues = Table(
+    "dialogues",
+    metadata,
+    Column("lease_id", LargeBinary, primary_key=True),
+    Column("told", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
 
 groups = Table(
     "groups",

@@ -24,6 +24,7 @@ from echo_p2p.wire import (
     WATCH_PROTOCOL,
     Announcement,
     Done,
+    HandedTurn,
     Heartbeat,
     Hello,
     Latest,
@@ -37,10 +38,13 @@ from echo_p2p.wire import (
     RunDescription,
     Submit,
     SubmitReply,
+    TurnReply,
+    TurnRequest,
     Watch,
     WatchEvent,
     decode,
     encode,
+    unpack_tokens,
 )
 
 M = TypeVar("M", bound=Message)
@@ -48,6 +52,8 @@ M = TypeVar("M", bound=Message)
 log = logging.getLogger(__name__)
 
 ANSWER_S = 30.0
+TURN_ANSWER_S = 60.0
+"""A hub holds a `TurnRequest` for 20 s at most."""
 STATISTICS_S = 5.0
 SILENCE_S = 15.0
 """A hub sends a heartbeat every 5 s; after three missed ones it is gone."""
@@ -169,6 +175,18 @@ class Hub:
         if receipt.run_id != self._run_id or receipt.lease_id != lease_id:
             raise WireError("the hub's receipt is for another submission.")
         return receipt
+
+    async def turns(
+        self, lease_id: bytes, turns: tuple[HandedTurn, ...]
+    ) -> list[list[int] | None] | None:
+        """What the hub says after these turns of a lease; None if it is still at it."""
+        request = TurnRequest(run_id=self._run_id, lease_id=lease_id, turns=turns)
+        reply = await self._ask(request, TurnReply, deadline_s=TURN_ANSWER_S)
+        if not reply.ready:
+            return None
+        if len(reply.replies) != len(turns):
+            raise WireError(f"the hub answered {len(reply.replies)} of {len(turns)} turns.")
+        return [None if one is None else unpack_tokens(one) for one in reply.replies]
 
     async def obtained(self, obtained: Obtained) -> None:
         """Say that an artifact is complete here."""

@@ -24,6 +24,7 @@ from echo_node.engines.base import EngineInfo
 from echo_node.engines.remote import RemoteEngine
 from echo_node.events import Engine, Event, Joined, Step, Trouble
 from echo_node.hub import ANSWER_S, Greeting, Hub, Offer
+from echo_node.hub_turns import HubTurns
 from echo_node.notice import Notice
 from echo_node.outbox import Outbox
 from echo_node.policies import Policies
@@ -111,6 +112,7 @@ class Sessions:
         self._stopped_at: float | None = None
         self._gave_up = False
         self._pins = ExitStack()
+        self._hub_turns = HubTurns(parts.notice, self._hub_now)
 
     @property
     def stopping(self) -> bool:
@@ -160,6 +162,7 @@ class Sessions:
         late = self._stopped_at is not None and end > self._stopped_at + FAREWELL_S
         if late or (self.worker is not None and self.worker.complete):
             self._gave_up = True
+            self._hub_turns.give_up()
             self._parts.notice.tell()
         await trio.sleep_until(end)
 
@@ -262,6 +265,7 @@ class Sessions:
             engine=self._parts.engine,
             policies=self._parts.policies,
             outbox=self._parts.outbox,
+            hub_turns=self._hub_turns,
             max_sequences=info.max_sequences,
             hub_now=self._hub_now,
             notice=self._parts.notice,
@@ -302,6 +306,7 @@ class Sessions:
                 nursery.start_soon(self._parts.policies.follow, hub.peer_id)
                 nursery.start_soon(self.worker.take_leases, hub)
                 nursery.start_soon(self._parts.outbox.deliver, hub)
+                nursery.start_soon(self._hub_turns.deliver, hub)
                 nursery.start_soon(self._parts.downloads.tell_all, hub)
         finally:
             self.held = False

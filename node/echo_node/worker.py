@@ -21,6 +21,7 @@ import trio
 from echo_node.engines.base import AsyncEngine, Completion, Job
 from echo_node.events import Event, Trouble, Verdict, Version
 from echo_node.hub import Hub
+from echo_node.hub_turns import HubTurns, converse
 from echo_node.leases import Plan, fault_of, groups_wanted, plan
 from echo_node.notice import Notice
 from echo_node.outbox import Outbox
@@ -73,6 +74,7 @@ class Worker:
         engine: AsyncEngine,
         policies: Policies,
         outbox: Outbox,
+        hub_turns: HubTurns,
         max_sequences: int,
         hub_now: Callable[[], float],
         notice: Notice,
@@ -87,6 +89,7 @@ class Worker:
         self._engine = engine
         self._policies = policies
         self._outbox = outbox
+        self._hub_turns = hub_turns
         self._max_sequences = max_sequences
         self._hub_now = hub_now
         self._notice = notice
@@ -221,16 +224,22 @@ class Worker:
         version = self._policies.active
         assert version is not None
         self._running = batch
-        jobs = [job for lease in batch for job in jobs_of(lease)]
         try:
-            completions = await self._engine.generate(jobs)
+            work = [(lease, jobs_of(lease)) for lease in batch]
+            answers = await converse(self._engine, self._hub_turns, work)
         except (EngineError, ProcessError) as error:
             self._failed(batch, error)
         else:
             self._failed_batches = 0
-            for submission in submissions(self._run.run_id, version, batch, completions):
+            answered = tuple(lease for lease in batch if lease.lease_id in answers)
+            completions = [one for lease in answered for one in answers[lease.lease_id]]
+            for submission in submissions(self._run.run_id, version, answered, completions):
                 self._outbox.submit(submission)
-            self.done.groups += len(batch)
+            given_up = [lease.lease_id for lease in batch if lease not in answered]
+            if given_up:
+                log.warning("%d leases ended before their dialogues did", len(given_up))
+                self._outbox.give_back(given_up)
+            self.done.groups += len(answered)
             self.done.rollouts += len(completions)
             self.done.tokens += sum(map(_sampled, completions))
         finally:

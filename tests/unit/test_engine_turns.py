@@ -115,6 +115,23 @@ def test_what_had_no_room_is_read_again(tmp_path: Path, text: TurnText, kept_byt
     assert tight.prefixes.read > roomy.prefixes.read
 
 
+def test_a_single_turn_of_a_dialogue_elsewhere_keeps_its_place(
+    tmp_path: Path, text: TurnText
+) -> None:
+    """As when the hub replies: each turn is a job of its own, with the noise of where it stands."""
+    engine, _ = engine_of(tmp_path, "qwen2")
+    for job in jobs(24):
+        (whole,) = answer_all(engine, text, [job])
+        for _, end in whole.observed:
+            so_far = whole.tokens[:end]
+            prompt = [*job.prompt, *so_far]
+            later = Job(prompt, job.seed, job.index, job.sampling, start=end, keep=True)
+            (turn,) = answer_all(engine, text, [later])
+            follows = whole.tokens[end : end + len(turn.tokens)]
+            assert turn.tokens[: len(follows)] == follows
+            assert engine.prefixes.take((job.seed, job.index), [*prompt, *turn.tokens, 1])
+
+
 def test_another_policy_reads_everything_itself(tmp_path: Path) -> None:
     engine, adapter = engine_of(tmp_path, "qwen2")
     (job,) = jobs(2)[1:]

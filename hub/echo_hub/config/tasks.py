@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -12,8 +13,9 @@ from echo_p2p.toml import Strict
 
 class TaskSection(Strict):
     name: str = "addmix3"
-    """A built-in task, as `sokoban`, or one of others, as `reasoning-gym:<dataset>` or
-    `dataset:<file or name>`: docs/tasks.md has them all."""
+    """A built-in task, as `sokoban`, one of others, as `reasoning-gym:<dataset>` or
+    `dataset:<file or name>`, or your own: `file:` and a Python file, or `module:` and an importable
+    module. docs/tasks.md has them all."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the task."""
     template: Literal["raw", "chat"] = "raw"
@@ -33,7 +35,10 @@ class TaskSection(Strict):
 
     @property
     def called(self) -> str:
-        """Its name in metrics."""
+        """Its name in metrics, and for nodes: without the path of a file here."""
+        family, colon, place = self.name.partition(":")
+        if not self.label and colon and family == "file":
+            return f"file:{PurePath(place.partition('.py')[0]).name}"
         return self.label or self.name
 
 

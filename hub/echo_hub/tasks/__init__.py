@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from echo_hub.tasks.base import AnyTask, Task
+from echo_hub.tasks.base import AnyTask, Prompt, Split, Task, Transcript, Turns
+from echo_hub.tasks.splits import draw, rng_of
 from echo_p2p.errors import ConfigError
 
 
@@ -39,6 +40,19 @@ def _with_options(module: str, name: str) -> Callable[[Mapping[str, Any], int], 
     return make
 
 
+__all__ = [
+    "TASK_NAMES",
+    "AnyTask",
+    "Prompt",
+    "Split",
+    "Task",
+    "Transcript",
+    "Turns",
+    "draw",
+    "make_task",
+    "rng_of",
+]  # fmt: skip
+
 _TASKS: dict[str, Callable[[Mapping[str, Any], int], AnyTask]] = {
     "addmix3": _addmix3,
     "few-shot-addition": _few_shot_addition,
@@ -56,8 +70,10 @@ _FAMILIES: dict[str, tuple[str, str, str]] = {
     "dataset": ("file or name", "dataset", "Dataset"),
     "textarena": ("game", "textarena", "TextArena"),
     "verifiers": ("package", "verifiers_tasksets", "Verifiers"),
+    "file": ("your_task.py", "own", "from_file"),
+    "module": ("your.tasks", "own", "from_module"),
 }
-"""Tasks of other packages and files, as `family:name`: what the name is of; module; class."""
+"""Tasks of other packages and files, as `family:name`: what the name is of; module; maker."""
 
 
 def make_task(name: str, options: Mapping[str, Any], seed: int) -> AnyTask:

@@ -34,9 +34,9 @@ class Course:
         return replace(
             self._job,
             prompt=[*self._job.prompt, *self.dialogue.tokens],
-            start=len(self.dialogue.tokens),
+            start=self._job.start + len(self.dialogue.tokens),
             sampling=replace(self._job.sampling, max_new_tokens=self.dialogue.room),
-            keep=len(self.dialogue.turns) + 1 < rules.max_turns,
+            keep=self._job.keep or len(self.dialogue.turns) + 1 < rules.max_turns,
             turns=None,
         )
 
