@@ -1,4 +1,4 @@
-"""The output layer of a large vocabulary in little memory, as the process's resident memory tells."""
+"""The output layer of a large vocabulary in little memory, by what the process has resident."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def need_of(shape: Shape, config: RunConfig, *, longest: int, logits: int, shard
         base=base,
         trained=_F32 * _STATES * trained,
         activations=activations(shape, config, tokens) + passing,
-        logits=_F32 * _LOGIT_BUFFERS * logits,
+        logits=_F32 * _LOGIT_BUFFERS * min(logits, tokens * shape.vocabulary),
         audit=audit,
     )
 
