@@ -1,6 +1,6 @@
 """What do packing, layers computed again, and torch.compile do to the time of an update?
 
-    python benchmarks/learner_speed.py [--compile]
+    python benchmarks/learner_speed.py [--compile] [--padding] [--sequences N]
 
 On the packaged model, forward and backward of the same 256 sequences in micro-batches of 8,192
 tokens, in three distributions of lengths: `sums` (the demo's, nearly alike), `reasoning` (prompts
@@ -78,13 +78,32 @@ def compiled() -> Policy:
     return policy
 
 
-def compare(kind: str, ways: dict[str, Policy]) -> None:
+def draw(kind: str, count: int) -> list[PromptAndAnswer]:
     chance = random.Random(0)
-    sequences = []
-    for _ in range(SEQUENCES):
+    sequences: list[PromptAndAnswer] = []
+    for _ in range(count):
         prompt, answer = KINDS[kind](chance)
-        draw = [chance.randrange(3, 58) for _ in range(prompt + answer)]
-        sequences.append((draw[:prompt], draw[prompt:]))
+        tokens = [chance.randrange(3, 58) for _ in range(prompt + answer)]
+        sequences.append((tokens[:prompt], tokens[prompt:]))
+    return sequences
+
+
+def count(kind: str, sequences: int) -> None:
+    """Batches and padding of each way of cutting."""
+    lengths = [len(prompt) + len(answer) for prompt, answer in draw(kind, sequences)]
+    ways = {
+        "as it was": (sorted_only(lengths), False),
+        "sorted": (micro_batches(lengths, BUDGET), False),
+        "packed": (micro_batches(lengths, BUDGET, packed=True), True),
+    }
+    for way, (batches, packed) in ways.items():
+        computed = sum(padded_tokens([lengths[i] for i in b], packed=packed) for b in batches)
+        padding = 1 - sum(lengths) / computed
+        print(f"{kind:10} {way:10} {len(batches):3} batches, padding {padding:5.1%}")
+
+
+def compare(kind: str, ways: dict[str, Policy], count: int) -> None:
+    sequences = draw(kind, count)
     lengths = [len(prompt) + len(answer) for prompt, answer in sequences]
     cuts = {
         way: sorted_only(lengths)
@@ -113,7 +132,13 @@ def compare(kind: str, ways: dict[str, Policy]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time of the learner's forward and backward.")
     parser.add_argument("--compile", action="store_true", help="also with torch.compile")
+    parser.add_argument("--padding", action="store_true", help="count only")
+    parser.add_argument("--sequences", type=int, default=SEQUENCES)
     args = parser.parse_args()
+    if args.padding:
+        for kind in KINDS:
+            count(kind, args.sequences)
+        return
     torch.set_num_threads(1)
     apart = [load(), load()]
     for policy in apart:
@@ -127,7 +152,7 @@ def main() -> None:
     if args.compile:
         ways["sorted, compiled"] = compiled()
     for kind in KINDS:
-        compare(kind, ways)
+        compare(kind, ways, args.sequences)
 
 
 if __name__ == "__main__":
