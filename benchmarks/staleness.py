@@ -6,8 +6,8 @@ the update that makes version v + 1 was sampled by version max(0, v - S): every 
 the bound S allows (`--lags mixed`: each group's lag is drawn from 0..S, as in a real run). The same
 seed gives every method the same initial adapter, prompts and sampling noise.
 
-    python benchmarks/staleness.py [--methods clip,default] [--staleness 0,6,11] [--seeds 0,1,2]
-        [--updates 48] [--lags full|mixed] [--out FILE.jsonl] [--quick]
+    python benchmarks/staleness.py [--methods default,clip] [--staleness 0,6,11] [--seeds 0,1,2]
+        [--updates 48] [--lags full|mixed] [--out FILE.jsonl] [--table] [--quick]
 
 A run is a line of FILE, written when it ends; runs that FILE holds already are not made again, so a
 benchmark that was killed goes on with what it lacks. `--table` only prints what FILE holds.
@@ -21,31 +21,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-
-from echo_hub.config import RunConfig
-from echo_hub.learner.messages import TrainGroup, TrainRollout
-from echo_hub.learner.policy import Policy
-from echo_hub.learner.trainer import Trainer
-from echo_hub.models import addmix3_path
-from echo_hub.tasks.addmix import AddMix
-from echo_hub.tasks.base import Prompt, Split
-from echo_hub.tokens import Tokenizer
-from echo_node.engines.base import Job
-from echo_node.engines.torch import TorchEngine
-from echo_p2p.wire import Sampling
+from staleness_world import METHODS, Cell, World
 
 STALENESS = (0, 1, 2, 4, 6, 8, 11, 16)
-GROUPS, GROUP_SIZE, LIMIT = 16, 8, 34
 EVALUATED, GLANCED_AT = 512, 256
 """Held-out prompts in each of the last three evaluations, and in the earlier ones."""
 FALL = 0.10
@@ -54,120 +41,6 @@ FALL = 0.10
 CURVES = ("reward_mean", "clip_fraction", "kl", "ess", "grad_norm", "grad_cosine",
           "learning_rate")  # fmt: skip
 """What is kept of every update's metrics."""
-
-METHODS: dict[str, dict[str, Any]] = {
-    "clip": {},
-}
-"""What each method sets in `[learner]`, over a learning rate of 1e-3."""
-
-
-_UNTRAINED: dict[tuple[int, ...], list[TrainGroup]] = {}
-
-
-class Cell(NamedTuple):
-    """One run, by what decides its result."""
-
-    method: str
-    staleness: int
-    seed: int
-    updates: int
-    lags: str
-
-
-class World:
-    """A policy under training, and the engine that samples from its versions."""
-
-    def __init__(self, cell: Cell, folder: Path) -> None:
-        self.cell, self.folder = cell, folder
-        self.config = _config(cell)
-        self.tokenizer = Tokenizer.load(addmix3_path())
-        self.task = AddMix(cell.seed)
-        policy = Policy.load(addmix3_path(), self.config.learner, dtype="float32", seed=cell.seed)
-        self.trainer = Trainer(policy, self.config)
-        self.trainer.save(self._checkpoint(0))
-        self.engine = TorchEngine(max_sequences=EVALUATED, device="cpu")
-        self.engine.load(addmix3_path(), "float32")
-        self.sampling = Sampling(
-            temperature=1.0, max_new_tokens=LIMIT, stop=tuple(self.tokenizer.eos)
-        )
-
-    def _checkpoint(self, version: int) -> Path:
-        return self.folder / f"v{version}"
-
-    def sample(
-        self, version: int, prompts: Sequence[Prompt], seeds: Sequence[int], count: int
-    ) -> list[TrainGroup]:
-        """`count` scored answers to each prompt by one version, as groups."""
-        self.engine.activate(version, self._checkpoint(version) / "adapter")
-        encoded = [self.tokenizer.encode(prompt.text, "raw") for prompt in prompts]
-        jobs = [
-            Job(prompt=tokens, seed=seed, index=index, sampling=self.sampling)
-            for tokens, seed in zip(encoded, seeds, strict=True)
-            for index in range(count)
-        ]
-        done = self.engine.generate(jobs)
-        scored = [
-            TrainRollout(
-                answer.tokens,
-                answer.logprobs,
-                self.task.reward(prompts[i // count], self.tokenizer.decode(answer.tokens)),
-            )
-            for i, answer in enumerate(done)
-        ]
-        return [
-            TrainGroup(version, tokens, scored[i * count : (i + 1) * count])
-            for i, tokens in enumerate(encoded)
-        ]
-
-    def evaluate(self, count: int) -> float:
-        """Sampled accuracy of the newest version; prompts and noise are the same every time."""
-        prompts = self._prompts("heldout", range(count))
-        groups = self.sample(self.trainer.version, prompts, range(count), 1)
-        return statistics.mean(group.rollouts[0].reward for group in groups)
-
-    def update(self) -> dict[str, float]:
-        """One update on a batch of the lag that the cell forces."""
-        version = self.trainer.version
-        rng = random.Random(f"{self.cell.seed}/{version}")
-        lags = [
-            self.cell.staleness if self.cell.lags == "full" else rng.randint(0, self.cell.staleness)
-            for _ in range(GROUPS)
-        ]
-        prompts = self._prompts("train", range(version * GROUPS, (version + 1) * GROUPS))
-        by_version: dict[int, list[Prompt]] = defaultdict(list)
-        for lag, prompt in zip(lags, prompts, strict=True):
-            by_version[max(0, version - lag)].append(prompt)
-        groups: list[TrainGroup] = []
-        for sampler, asked in sorted(by_version.items()):
-            seeds = [rng.randrange(2**63) for _ in asked]
-            groups += self._once(sampler, asked, seeds)
-        return self.trainer.train(groups, self._checkpoint(version + 1))
-
-    def _once(self, version: int, prompts: list[Prompt], seeds: list[int]) -> list[TrainGroup]:
-        """`sample`; what version 0 answered is remembered, which is the same for every method."""
-        if version:
-            return self.sample(version, prompts, seeds, GROUP_SIZE)
-        key = tuple(seeds)
-        if key not in _UNTRAINED:
-            _UNTRAINED[key] = self.sample(0, prompts, seeds, GROUP_SIZE)
-        return _UNTRAINED[key]
-
-    def _prompts(self, split: Split, indices: Iterable[int]) -> list[Prompt]:
-        return [self.task.prompt(split, index) for index in indices]
-
-
-def _config(cell: Cell) -> RunConfig:
-    learner = {
-        "groups_per_update": GROUPS, "learning_rate": 1e-3, "microbatch_tokens": 16384,
-        "staleness": cell.staleness, **METHODS[cell.method],
-    }  # fmt: skip
-    return RunConfig.model_validate(
-        {
-            "run": {"id": "staleness", "seed": cell.seed},
-            "sampling": {"max_new_tokens": LIMIT, "group_size": GROUP_SIZE},
-            "learner": learner,
-        }
-    )
 
 
 def run(cell: Cell) -> dict[str, Any]:

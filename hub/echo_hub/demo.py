@@ -47,7 +47,7 @@ RISE_WANTED: dict[str, float] = {"addmix3": 0.3, "smollm2": 0.1}
 DEFAULT_UPDATES: dict[str, int] = {"addmix3": 30, "smollm2": 24}
 for _name in SMALL_BASES:
     RISE_WANTED[_name], DEFAULT_UPDATES[_name] = 0.15, 24
-_WHOLE_LEARNING_RATE = 1e-4  # of all weights; an adapter's is larger
+_WHOLE = {"learning_rate": 1e-4, "rate_coupling": 0.0}  # an adapter's rate is larger
 _NODE_GOODBYE_S = 20.0
 _WAYS_TO_CHEAT = ("edited", "hand-written", "greedy", "stale", "reseeded")
 _HONEST_AT_FIRST = 64  # answers, by which a cheat earns some standing
@@ -152,7 +152,7 @@ def _configure(options: DemoOptions, folder: RunFolder, ports: tuple[int, int]) 
         },
         "learner": {
             "adapter": options.adapter,
-            **({} if options.adapter == "lora" else {"learning_rate": _WHOLE_LEARNING_RATE}),
+            **({} if options.adapter == "lora" else _WHOLE),
             **({} if options.staleness is None else {"staleness": options.staleness}),
         },
         "network": {

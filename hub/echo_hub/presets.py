@@ -19,7 +19,7 @@ _ADDMIX3: dict[str, Any] = {
     "base": {"path": "addmix3"},
     "task": {"name": "addmix3"},
     "sampling": {"max_new_tokens": 34, "group_size": 8},
-    "learner": {"groups_per_update": 32, "learning_rate": 5e-4, "threads": 1},
+    "learner": {"groups_per_update": 32, "threads": 1},
     "publish": {"chunk_bytes": 65536},
     "lease": {"seconds": 60, "groups_per_request": 16},
     "evaluation": {"prompts": 256},
@@ -32,6 +32,7 @@ _SMOLLM2: dict[str, Any] = {
     "learner": {
         "groups_per_update": 8,
         "learning_rate": 3e-4,
+        "rate_coupling": 0.0,  # as it was measured, with a lag of up to 2
         "threads": 1,
         "microbatch_tokens": 1024,
     },

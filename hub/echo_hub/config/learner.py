@@ -21,7 +21,7 @@ class LearnerSection(AdapterFields):
     """S: no rollout with a greater lag enters an update, in versions. Ignored when sequential."""
     learning_rate: Annotated[float, Field(gt=0, lt=1)] = 1e-3
     """AdamW step size."""
-    rate_coupling: Annotated[float, Field(ge=0, le=100)] = 0.0
+    rate_coupling: Annotated[float, Field(ge=0, le=100)] = 0.5
     """c: the step size is learning_rate / (1 + c * lag), with the mean lag of an update's tokens; 0
     keeps it the same at every lag."""
     rate_by_ess: bool = False
