@@ -30,11 +30,13 @@ GROUPS, GROUP_SIZE, LIMIT = 16, 8, 34
 MOST_AT_ONCE = 512
 """Answers that the engine samples in one batch."""
 
-_FLAT = {"rate_coupling": 0.0}
+_FLAT = {"rate_coupling": 0.0, "clip": (0.2, 0.2)}
 _UNCLIPPED = {**_FLAT, "clip": (0.999, 999.0), "ratio_ceiling": 0.0}
 
 METHODS: dict[str, dict[str, Any]] = {
     "default": {},
+    "coupled": {"clip": (0.2, 0.2)},
+    "wide": {"rate_coupling": 0.0},
     "clip": _FLAT,
     "uncorrected": {**_FLAT, "correction": "tis", "weight_bounds": (0.999, 1.0)},
     "ratio": _UNCLIPPED,
@@ -55,7 +57,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "default-gac": {"alignment_limit": 0.3},
 }  # fmt: skip
 """What each method sets in `[learner]`, over a learning rate of 1e-3. `clip` is GRPO with PPO's
-clip and nothing else, `ratio` has the importance ratio without a clip, `uncorrected` neither."""
+clip and nothing else; `coupled` and `wide` have one half each of what `default` has beyond it.
+`ratio` is the importance ratio without a clip, `uncorrected` has neither."""
 
 
 _UNTRAINED: dict[tuple[int, ...], list[TrainGroup]] = {}

@@ -63,6 +63,8 @@ def _small_base(task: SmallBase) -> dict[str, Any]:
         "base": {"path": "base"},
         "task": {"name": task, "options": dict(recipe.options)},
         "sampling": sampling,
+        # as they were measured
+        "learner": {**_ADDMIX3["learner"], "learning_rate": 5e-4, "rate_coupling": 0.0},
         "evaluation": {"prompts": 128},
     }
 

@@ -35,8 +35,9 @@ class LearnerSection(AdapterFields):
     """AdamW moment decays."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW decoupled weight decay."""
-    clip: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0)]] = (0.2, 0.2)
-    """Ratio clip below and above 1. (`cispo` uses the upper one; `gspo` wants both near 3e-4.)"""
+    clip: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0)]] = (0.4, 0.2)
+    """Ratio clip below and above 1. (`cispo` uses the upper one; `gspo` wants both near 3e-4.) With
+    PPO's 0.2 below stale rollouts learn less: docs/performance.md, "Staleness"."""
     balanced_clip: bool = False
     """Choose both clip bounds anew for each update (BAPO); `clip` counts for nothing then. Costs a
     forward pass."""
