@@ -90,7 +90,9 @@ class Guarding:
 
     async def died(self, version: int, groups: Sequence[ScoredGroup], error: EchoError) -> bool:
         """The learner died on a batch. True if it is to be tried again."""
-        why = error.message.strip().splitlines()[-1]
+        why, *words = error.message.strip().splitlines()
+        if words and "code -" not in why:  # by a signal it has no last words
+            why = f"{why} {words[-1]}"
         await self._tell("learner_died", f"the learner died: {why}", version=version, why=why)
         if not self._setbacks.died():
             return True

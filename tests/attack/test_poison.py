@@ -34,6 +34,8 @@ TOKENS = list(VOCABULARY)
 GROUPS = 2
 """In one update."""
 
+ANY_FALL = {"reward_window": 2, "reward_drop": 1e-9, "reward_confidence": 1e-9}
+
 
 @contextmanager
 def run_with(root: Path, **guard: Any) -> Iterator[Arena]:
@@ -119,9 +121,11 @@ async def lies_are_refused(arena: Arena) -> None:
     assert "echo-hub resume" in paused.sentence
 
 
-def test_lies_that_no_cheap_check_sees_are_not_trained_on_and_pause_the_run(
-    tmp_path: Path,
+def test_a_run_is_paused_for_lies_goes_on_loses_its_learner_and_takes_versions_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One run for all of it, since each costs some seconds to begin; the slow tests show some of
+    it alone."""
     with run_with(tmp_path / "run") as arena:
         with pytest.raises(LedgerError, match="not paused"):
             resume_run(tmp_path / "run")
@@ -144,10 +148,16 @@ def test_lies_that_no_cheap_check_sees_are_not_trained_on_and_pause_the_run(
         assert published(arena) == {0, 1}
         arena.run(the_learner_is_killed, arena)
         assert arena.hub.loop.guarding.pause is None
+        it_goes_back(arena, monkeypatch)
 
 
 async def the_learner_is_killed(arena: Arena) -> None:
-    arena.hub.learner._life._pause_s = lambda _: 0.0
+    life, config = arena.hub.learner._life, arena.hub.config
+    life._pause_s = lambda _: 0.0
+    # the one that begins again has an operator's new bounds
+    guard = config.guard.model_copy(update=ANY_FALL)
+    new = config.model_copy(update={"guard": guard}).model_dump_json()
+    life._start = replace(life._start, config=new)
     for version, share in ((1, 0.0), (2, 1.0)):  # before an update; and before an audit
         arena.hub.front._assessor.probability = lambda _, share=share: share
         killed = arena.hub.learner.pid
@@ -173,6 +183,7 @@ def test_without_the_bound_the_same_lies_are_trained_on(tmp_path: Path) -> None:
         arena.run(scene, arena)
 
 
+@pytest.mark.slow
 def test_a_learner_that_dies_on_a_batch_pauses_the_run_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
@@ -195,28 +206,31 @@ def test_a_learner_that_dies_on_a_batch_pauses_the_run_also_after_a_restart(
         resume_run(root)
 
 
+@pytest.mark.slow
 def test_after_a_collapse_the_run_goes_on_from_a_good_version_under_a_new_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With these bounds any fall is a collapse, and the rewards of four rollouts soon fall."""
-    root = tmp_path / "run"
-    bounds = {"reward_window": 2, "reward_drop": 1e-9, "reward_confidence": 1e-9}
-    with run_with(root, refusals=100, **bounds) as arena:
-        back = arena.run(until_it_collapses, arena)
-        version, to = back.facts["version"], back.facts["to"]
-        assert version > to + 1
-        assert arena.hub.publisher._recent[-1].version == version
-        files = [arena.folder.adapter(v) / "adapter_model.safetensors" for v in (version, to)]
-        assert files[0].read_bytes() == files[1].read_bytes()
-        # what the versions between sampled is not taken any more, whoever does not know it yet
-        assert arena.run(by_a_withdrawn_version, arena) == (Code.WITHDRAWN, None)
-        (check,) = (one for one in CHECKS if one.code is Code.WITHDRAWN)
-        check.remove(monkeypatch)
-        assert arena.run(by_a_withdrawn_version, arena) == (Code.ACCEPTED, Code.WITHDRAWN)
-        assert not arena.hub.front._keeper.reputation.bans
+    with run_with(tmp_path / "run", refusals=100, **ANY_FALL) as arena:
+        it_goes_back(arena, monkeypatch)
         arena.run(one_more_update, arena)
-    numbers = versions_in(root)
+    numbers = versions_in(tmp_path / "run")
     assert numbers == list(range(numbers[-1] + 1))  # none twice, none left out
+
+
+def it_goes_back(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With these bounds any fall is a collapse, and the rewards of four rollouts soon fall."""
+    back = arena.run(until_it_collapses, arena)
+    version, to = back.facts["version"], back.facts["to"]
+    assert version > to + 1
+    assert arena.hub.publisher._recent[-1].version == version
+    files = [arena.folder.adapter(v) / "adapter_model.safetensors" for v in (version, to)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    # what the versions between sampled is not taken any more, whoever does not know it yet
+    assert arena.run(by_a_withdrawn_version, arena) == (Code.WITHDRAWN, None)
+    (check,) = (one for one in CHECKS if one.code is Code.WITHDRAWN)
+    check.remove(monkeypatch)
+    assert arena.run(by_a_withdrawn_version, arena) == (Code.ACCEPTED, Code.WITHDRAWN)
+    assert not arena.hub.front._keeper.reputation.bans
 
 
 async def until_it_collapses(arena: Arena) -> Notice:
