@@ -64,7 +64,7 @@ def reward_of(task: Any, prompt: Prompt, episode: Episode) -> float:
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_good_habit_is_better_and_a_base_has_some_of_both(name: str) -> None:
     recipe = RECIPES[name]
-    assert success(recipe, 1.0, 40) >= (0.9 if name == "wordle" else 1.0)
+    assert success(recipe, 1.0, 40) == 1.0
     assert success(recipe, 0.0, 80) < 0.4
     assert 0.1 < success(recipe, recipe.good, 200) < 0.6
 

@@ -41,7 +41,7 @@ _FAR = 1 << 40  # no run gets to prompts of such an index
 class Recipe:
     """How the base of a task is made.
 
-    `good`: share of the episodes (Wordle: of the turns) that show the good habit.
+    `good`: share of the episodes that show the good habit.
     `options` are the task's, for the base and for runs on it; `context` the model's positions.
     """
 
@@ -110,23 +110,25 @@ def shortest(board: Board) -> list[str] | None:
     return None
 
 
-# Wordle: a guess that fits all that was said, or any guess.
+# Wordle: go through the letters, keeping those in their place, or guess anything.
 
 
 def wordle_episode(rng: random.Random, task: Wordle, good: float) -> Episode:
     prompt = drawn(rng, task)
-    secret, left = prompt.data["secret"], list(WORDLE_LEVELS[0].secrets)
+    level = WORDLE_LEVELS[0]
+    secret = prompt.data["secret"]
+    systematic = rng.random() < good
     episode: Episode = [(prompt.text, False)]
-    for turn in range(WORDLE_LEVELS[0].turns):
-        fitting = rng.random() < good
-        guess = rng.choice(left if fitting else WORDLE_LEVELS[0].secrets)
+    for turn in range(level.turns):
+        guess = rng.choice(level.secrets)
+        if systematic:
+            letter = "abcdef"[turn]
+            guess = "".join(known if known <= letter else letter for known in secret)
         episode.append((tagged(guess), True))
         said = wordle.reply({"secret": secret}, [tagged(guess)])
-        if said is None or turn + 1 == WORDLE_LEVELS[0].turns:
+        if said is None or turn + 1 == level.turns:
             break
         episode.append((said, False))
-        marks = wordle.feedback(secret, guess)
-        left = [word for word in left if wordle.feedback(word, guess) == marks]
     return episode
 
 
@@ -218,7 +220,7 @@ RECIPES: dict[str, Recipe] = {
         episode=sokoban_episode,
         good=0.35,
         batch=32,
-        steps=450,
+        steps=320,
         max_new_tokens=220,
         turn_tokens=40,
         context=320,
@@ -229,6 +231,8 @@ RECIPES: dict[str, Recipe] = {
         options={**TERSE, "level": 1},
         episode=wordle_episode,
         good=0.3,
+        batch=32,
+        steps=240,
         max_new_tokens=96,
         turn_tokens=12,
         phrases=("<answer>", "</answer>"),
@@ -238,7 +242,7 @@ RECIPES: dict[str, Recipe] = {
         options={**TERSE, "level": 2},
         episode=knights_episode,
         good=0.3,
-        steps=450,
+        steps=360,
         max_new_tokens=80,
         phrases=(
             "<answer>", "</answer>", " is a knight", " is a knave", " is of the same kind as ",
@@ -259,6 +263,7 @@ RECIPES: dict[str, Recipe] = {
         options={**TERSE, "level": 1},
         episode=mathematics_episode,
         good=0.2,
+        steps=240,
         max_new_tokens=48,
         phrases=_STORY_PHRASES,
     ),

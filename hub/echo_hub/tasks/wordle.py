@@ -32,7 +32,7 @@ class Level:
 
 
 LEVELS = (
-    Level(tuple(map("".join, itertools.product("abcdef", repeat=3))), "a to f", 5),
+    Level(tuple(map("".join, itertools.product("abcdef", repeat=3))), "a to f", 6),
     Level(COMMON, "a to z", 8),
     Level(WORDS, "a to z", 6),
 )
@@ -48,7 +48,7 @@ often).
 
 class WordleOptions(WordedOptions):
     level: Annotated[int, Field(ge=1, le=len(LEVELS))] = DEFAULT_LEVEL
-    """1: any three letters from a to f, 5 guesses; 2: the most common words of five letters, 8
+    """1: any three letters from a to f, 6 guesses; 2: the most common words of five letters, 8
     guesses; 3: all our words of five letters, 6 guesses."""
 
 
