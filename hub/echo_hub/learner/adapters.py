@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from echo_hub.config import LearnerSection
+from echo_hub.learner.fused_lora import fuse_lora
 from echo_p2p.errors import ConfigError, LearnerError
 
 _NAME = "default"
@@ -46,6 +47,7 @@ class LoraAdapter:
         self._config = config
         self._wrapped = wrapped
         self.causal: Any = wrapped.get_base_model()
+        fuse_lora(self.causal)
         self.weights: dict[str, torch.nn.Parameter] = {
             name.replace(f".{_NAME}.", "."): parameter
             for name, parameter in wrapped.named_parameters()
