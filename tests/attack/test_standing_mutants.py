@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-HUB = TESTS.parent / "hub"
+ROOT = TESTS.parent
+FOLDERS = {"echo_hub": ROOT / "hub" / "echo_hub", "echo_p2p": ROOT / "echo_p2p"}
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,14 @@ class Mutant:
     rule: str
     instead: str
     tests: str
+    package: str = "echo_hub"
 
     def __str__(self) -> str:
         return self.name
 
 
+REPLAY, DIALOGUE = "unit/test_replay.py", "unit/test_dialogue.py"
+HUB_TURNS = "unit/test_hub_dialogues.py"
 KEEPER, REPUTATION, DOORS = "unit/test_keeper.py", "unit/test_reputation.py", "unit/test_doors.py"
 
 MUTANTS = [
@@ -126,6 +130,42 @@ MUTANTS = [
         "unit/test_front.py::test_what_is_due_for_an_audit_is_not_trained_on_without_it",
     ),
     Mutant(
+        "dialogues are not played again", "scorer", "if fault:", "if False:", REPLAY,
+    ),
+    Mutant(
+        "the turn that is answered need not be the one that was handed in", "tasks.replay",
+        "answer.told[number].turn != so_far[-1]", "False", REPLAY,
+    ),
+    Mutant(
+        "an observation may be another", "dialogue",
+        "if tokens[at : len(dialogue.tokens)] != dialogue.tokens[at:]:", "if False:", DIALOGUE,
+        "echo_p2p",
+    ),
+    Mutant(
+        "a dialogue may go on after its end", "dialogue",
+        "if len(tokens) > len(dialogue.tokens):", "if False:", DIALOGUE, "echo_p2p",
+    ),
+    Mutant(
+        "turns may be said to be observed", "dialogue",
+        "if list(map(tuple, observed)) != dialogue.observed:", "if False:", DIALOGUE, "echo_p2p",
+    ),
+    Mutant(
+        "a turn may be exchanged after it was answered", "dialogues",
+        "if told[turn.number].turn != tokens:", "if False:", HUB_TURNS,
+    ),
+    Mutant(
+        "turns may be asked in any order", "dialogues",
+        "number > len(told), ", "False, ", HUB_TURNS,
+    ),
+    Mutant(
+        "what was said is not kept", "dialogues",
+        "await self.ledger.put_dialogue(", "await trio.lowlevel.checkpoint(); (", HUB_TURNS,
+    ),
+    Mutant(
+        "what is observed is audited", "audit.derive",
+        "mask[start:end] = False", "pass", "unit/test_audit.py",
+    ),
+    Mutant(
         "an address may bring any number of keys", "doors",
         "                return False", "                return True", DOORS,
     ),
@@ -152,9 +192,10 @@ sys.exit(pytest.main(["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *s
 
 
 def run(mutant: Mutant) -> subprocess.CompletedProcess[str]:
-    path = HUB / "echo_hub" / f"{mutant.module}.py"
+    name = f"{mutant.package}.{mutant.module}"
+    path = FOLDERS[mutant.package] / f"{mutant.module.replace('.', '/')}.py"
     return subprocess.run(
-        [sys.executable, "-c", _LOADER.format(parent="echo_hub"), f"echo_hub.{mutant.module}",
+        [sys.executable, "-c", _LOADER.format(parent=mutant.package), name,
          str(path), mutant.rule, mutant.instead, str(TESTS / mutant.tests)],
         capture_output=True, text=True, timeout=170, env=os.environ, cwd=TESTS.parent,
     )  # fmt: skip

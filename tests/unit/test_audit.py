@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from learner_support import Sampled, load_policy, make_config, scored, seeded_groups
+from msgspec import structs
 
 from echo_hub.audit.derive import Auditor
 from echo_hub.audit.margins import group_keys, token_evidence
@@ -126,6 +127,29 @@ def test_one_changed_token_is_caught(world: World):
         evidence = world.audit(dataclasses.replace(group, answers=answers), 3)
         assert evidence.max_margin > 1.0
         assert verdict(evidence) is Code.AUDIT_MARGIN
+
+
+def test_what_was_observed_is_no_evidence(world: World):
+    """Tokens the policy did not sample count for nothing; those around keep their places."""
+    claims = [world.claim(group, 3) for group in world.honest[3]]
+    seen = []
+    for claim in claims:
+        rollouts = [
+            AuditRollout(one.tokens, [*one.logprobs[:-2], -5.0, one.logprobs[-1]],
+                         [(len(one.tokens) - 2, len(one.tokens) - 1)])
+            for one in claim.rollouts
+        ]  # fmt: skip
+        seen.append(structs.replace(claim, rollouts=rollouts))
+    auditor = Auditor(world.policy)
+    for plain, with_spans in zip(auditor.derive_all(claims), auditor.derive_all(seen), strict=True):
+        assert isinstance(plain, Audited)
+        assert isinstance(with_spans, Audited)
+        assert with_spans.tokens == plain.tokens - len(claims[0].rollouts)
+        assert verdict(with_spans) is None
+    unsaid = structs.replace(
+        seen[0], rollouts=[structs.replace(one, observed=[]) for one in seen[0].rollouts]
+    )
+    assert verdict(auditor.derive(unsaid)) is Code.AUDIT_LOGPROB
 
 
 CHEATS: dict[str, Callable[[World], list[Sampled]]] = {

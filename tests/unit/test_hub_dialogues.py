@@ -136,6 +136,7 @@ async def refused(
 def test_each_turn_is_asked_once_in_its_order(tmp_path: Path) -> None:
     async def body(world: World) -> None:
         assert await world.ask((0, 0, "a"), (1, 0, "b")) == ["1:", "1:"]
+        await refused(world, "bad_turn", (1, 2, "c"))  # turn 1 comes first
         assert await world.ask((1, 1, "c")) == ["2:"]
         assert await world.ask((0, 0, "a"), (1, 1, "c")) == ["1:", "2:"]  # a lost reply
         assert await world.ask((0, 1, "end")) == [None]
