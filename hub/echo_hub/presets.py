@@ -19,7 +19,7 @@ _ADDMIX3: dict[str, Any] = {
     "base": {"path": "addmix3"},
     "task": {"name": "addmix3"},
     "sampling": {"max_new_tokens": 34, "group_size": 8},
-    "learner": {"groups_per_update": 32, "threads": 1},
+    "learner": {"groups_per_update": 32, "threads": 1, "microbatch_tokens": 2048},
     "publish": {"chunk_bytes": 65536},
     "lease": {"seconds": 60, "groups_per_request": 16},
     "evaluation": {"prompts": 256},
