@@ -21,7 +21,7 @@ from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import HandedTurn, Lease, pack_tokens
 
 AT_ONCE = 8
-_AGAIN_S = 1.0  # after a refusal that may pass
+_AGAIN_S = 0.5  # after an answer that there is none yet
 PASSING_REFUSALS = frozenset({"busy", "overloaded"})
 
 Replies = list[list[int] | None]
@@ -95,6 +95,7 @@ class HubTurns:
             if question.replies is not None:
                 question.done.set()
                 return
+            await trio.sleep(_AGAIN_S)  # it has held the request for long, or is not honest
 
 
 async def converse(

@@ -29,6 +29,7 @@ from echo_p2p.wire import (
     Announcement,
     DeltaOf,
     Done,
+    HandedTurn,
     Heartbeat,
     Hello,
     HubRequest,
@@ -45,6 +46,8 @@ from echo_p2p.wire import (
     Submission,
     Submit,
     SubmitReply,
+    TurnReply,
+    TurnRequest,
     Watch,
     decode,
     encode,
@@ -75,6 +78,10 @@ class SmallHub:
         """Told with the next grant."""
         self.banned: str | None = None
         """Why the node is refused at the door, if it is."""
+        self.reply: Callable[[HandedTurn], list[int] | None] = lambda _: None
+        """What follows a turn of a lease in which the hub itself replies."""
+        self.ready_to_reply = True
+        self.turns: list[TurnRequest] = []
         self.tries = 0
         self.returned: list[bytes] = []
         self.hellos: list[Hello] = []
@@ -150,9 +157,20 @@ class SmallHub:
                 self.obtained.append(request)
                 self.changed.tell()
                 return Done()
+            case TurnRequest():
+                self.turns.append(request)
+                self.changed.tell()
+                return self._say(request)
             case Submit():
                 return self._receive(open_envelope(request.envelope, Submission), remote)
         raise PeerRefusedError("no such request", code="bad_message")
+
+    def _say(self, request: TurnRequest) -> TurnReply:
+        if not self.ready_to_reply:
+            return TurnReply(ready=False, replies=())
+        said = [self.reply(turn) for turn in request.turns]
+        packed = [None if one is None else pack_tokens(one) for one in said]
+        return TurnReply(ready=True, replies=tuple(packed))
 
     def _latest(self) -> Latest:
         run = {
