@@ -5,10 +5,11 @@ learner's shares are the demo's own, from the second update on: training, auditi
 
     python benchmarks/idle.py [any options of echo-hub demo, as --updates 30 --model smollm2]
 
-The bound: let a process be as busy as it likes on a core of its own; then an update takes no less
-than the learner's CPU seconds, and no less than all CPU seconds over the number of cores. What the
-learner lacks to that, it waits. Start-up is in the CPU seconds and divided over the updates, so the
-bound is a little low for short runs.
+A learner that trains or audits but has to share its core counts as training or auditing: the
+shares say what updates wait for, not how busy a core is. That is said by the CPU seconds: where
+they fill the cores, an update takes no less than all of them over the number of cores, and only a
+learner with a machine of its own would be quicker. Start-up is in the CPU seconds and divided over
+the updates.
 """
 
 from __future__ import annotations
@@ -78,9 +79,8 @@ def main() -> None:
     for kind, seconds in sorted(spent.items(), key=lambda one: -one[1]):
         print(f"  {kind:10} {seconds:6.2f} CPU s an update")
     total, cores = sum(spent.values()), os.cpu_count() or 1
-    least = max(spent["learner"], total / cores)
-    print(f"all {total:.2f} CPU s on {cores} cores: an update takes {least:.2f} s at least, "
-          f"and the learner waits {1 - spent['learner'] / least:.2f} of it")  # fmt: skip
+    print(f"all {total:.2f} CPU s: {total / cores:.2f} s an update at least on {cores} cores, in "
+          f"which the learner uses {spent['learner'] * cores / total:.2f} of one")  # fmt: skip
 
 
 if __name__ == "__main__":
