@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -166,6 +169,41 @@ def test_a_sharded_base_trains_and_audits_as_a_whole_one(tmp_path: Path):
 
     trio.run(main)
     assert_alike(tmp_path / "v2", tmp_path / "one2")
+
+
+PARENT = """
+import sys, trio
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_learner_ranks import alone, groups_of, two_ranks
+
+async def main(base, folder):
+    groups = groups_of(alone(base).policy, 0, 0) * 400
+    async with two_ranks(base, folder, sharding="shard") as learner:
+        print(learner.pid, flush=True)
+        await learner.train(0, groups, out=folder / "v1", deadline_s=300)
+        print("trained", flush=True)
+
+trio.run(main, Path(sys.argv[2]), Path(sys.argv[3]))
+"""
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_killed_hub_end_in_mid_update(tmp_path: Path):
+    base = make_base(tmp_path / "base")
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", PARENT, here, str(base), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hub:
+        assert hub.stdout is not None
+        first = psutil.Process(int(hub.stdout.readline()))
+        (other,) = first.children()
+        idle = other.cpu_times().user
+        while other.cpu_times().user < idle + 1.0:  # a second of work: well into the update
+            time.sleep(0.05)
+        hub.kill()
+        assert "trained" not in hub.stdout.read()
+    assert not psutil.wait_procs([first, other], timeout=60)[1]
+    assert not (tmp_path / "v1").exists()
 
 
 def test_micro_batches_are_divided_by_tokens():
