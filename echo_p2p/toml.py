@@ -21,9 +21,12 @@ MAX_FILE_BYTES = 1 << 20
 
 
 class Strict(BaseModel):
-    """Base of every configuration model: unknown keys are errors, values are frozen."""
+    """Base of every configuration model: unknown keys are errors, numbers are finite, values are
+    frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 S = TypeVar("S", bound=Strict)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from echo_hub.config.fields import Positive
-from echo_p2p.toml import Strict
+from echo_p2p.toml import Strict, wrong
 
 
 class GuardSection(Strict):
@@ -44,3 +44,19 @@ class GuardSection(Strict):
     refusals: Positive = 3
     """Updates refused in a row, deaths of the learner on one batch, or returns to the same version,
     after which the run is paused."""
+
+    @model_validator(mode="after")
+    def _remembers_enough(self) -> GuardSection:
+        if self.gradient_warmup > self.gradient_window:
+            raise wrong(
+                "gradient_warmup",
+                f"no more than gradient_window, {self.gradient_window}, are remembered, so nothing "
+                "could ever be a spike; lower it",
+            )
+        if self.reward_memory < 2 * self.reward_window - 1:
+            raise wrong(
+                "reward_memory",
+                "too few for a stretch of reward_window before the newest one, so no collapse "
+                f"could ever be seen; raise it to {2 * self.reward_window - 1}",
+            )
+        return self

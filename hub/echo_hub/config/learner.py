@@ -12,6 +12,7 @@ from echo_hub.config.fields import Fraction, Positive
 from echo_p2p.toml import wrong
 
 _AboveZero = Annotated[float, Field(gt=0)]
+_Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LearnerSection(AdapterFields):
@@ -31,7 +32,7 @@ class LearnerSection(AdapterFields):
     alignment_limit: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Greatest cosine of a gradient with the one before it; what is above is taken off. 1 is no
     bound."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.99)
+    betas: tuple[_Decay, _Decay] = (0.9, 0.99)
     """AdamW moment decays."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW decoupled weight decay."""

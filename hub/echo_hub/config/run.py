@@ -46,7 +46,7 @@ class BaseSection(Strict):
 
 
 class SamplingSection(Strict):
-    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    temperature: Annotated[float, Field(ge=0.01, le=10)] = 1.0
     """Divides the logits before sampling."""
     top_k: Annotated[int, Field(ge=0, lt=2**24)] = 0
     """Tokens that may be sampled: the so many likeliest; 0 is all of them."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from echo_hub.config.fields import Fraction, Positive
-from echo_p2p.toml import Strict
+from echo_hub.config.fields import Fraction
+from echo_p2p.toml import Strict, wrong
 
 
 class TaskSection(Strict):
@@ -53,16 +53,22 @@ class CurriculumSection(Strict):
     outside: Fraction = 0.1
     """Share of its weight that is left to what is never or always solved; 0 drops it for good."""
 
+    @model_validator(mode="after")
+    def _something_between(self) -> CurriculumSection:
+        if self.low >= self.high:
+            raise wrong("low", f"it is not below high, {self.high:g}: every task would be outside")
+        return self
+
 
 class ScoringSection(Strict):
-    processes: Positive = 1
+    processes: Annotated[int, Field(ge=1, le=4096)] = 1
     """Scorer processes."""
     pool: Annotated[str, Field(pattern=r"^(local|ray|ray://[^\s/]+:[0-9]+)$")] = "local"
     """Where they run: `local` is the hub's machine; `ray://host:10001` a Ray cluster through its
     client port, `ray` the cluster that the hub's machine is part of."""
-    timeout_s: Annotated[float, Field(gt=0)] = 20.0
+    timeout_s: Annotated[float, Field(gt=0, le=86400)] = 20.0
     """A reward that takes longer is a recorded failure, never a zero; its scorer is killed."""
-    memory: Annotated[int, Field(ge=16)] = 2048
+    memory: Annotated[int, Field(ge=16, le=2**30)] = 2048
     """MiB that making prompts and rewards may take, beyond what a scorer needs to start; more is a
     recorded failure too."""
     network: bool = False
