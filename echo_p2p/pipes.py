@@ -48,6 +48,7 @@ class Child:
         self._stderr_ended = trio.Event()
         self._buffer = bytearray()
         self._owed = ""
+        self._reaped = False
 
     @property
     def pid(self) -> int:
@@ -55,11 +56,28 @@ class Child:
 
     def kill(self) -> None:
         """End it now, and what it started: it hangs, or nobody wants its answer any more."""
-        if self._process.returncode is None:  # not reaped, so the group is still its own
+        if not self._reaped:  # so its number, and its group's, is still its own
             try:
                 os.killpg(self.pid, signal.SIGKILL)
             except PermissionError:  # macOS, of a group whose leader is a zombie
                 self._process.kill()
+
+    async def _end(self) -> None:
+        """Wait until it has ended, and end what it started and left behind.
+
+        The latter where a process can be awaited without being reaped, which is on Linux.
+        """
+        if not self._reaped and hasattr(os, "pidfd_open"):
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                await trio.lowlevel.wait_readable(descriptor)
+            finally:
+                trio.lowlevel.notify_closing(descriptor)
+                os.close(descriptor)
+            self.kill()
+            self._reaped = True  # or nearly, and even if this is cancelled
+        await self._process.wait()
+        self._reaped = True
 
     async def send(self, message: msgspec.Struct) -> None:
         """Write one message."""
@@ -120,9 +138,9 @@ class Child:
 
     async def _died(self) -> ProcessError:
         with trio.move_on_after(_STOP_GRACE_S):
-            await self._process.wait()
+            await self._end()
             await self._stderr_ended.wait()
-        code = self._process.returncode
+        code = self._process.returncode if self._reaped else None
         what = "closed its pipe, and goes on" if code is None else f"ended with code {code}"
         tail = "\n".join(self._stderr)
         return ProcessError(f"{self.name} {what}." + (f"\n{tail}" if tail else ""))
@@ -152,10 +170,10 @@ class Child:
         with trio.CancelScope(shield=True):
             await stdin.aclose()
             with trio.move_on_after(_STOP_GRACE_S):
-                await self._process.wait()
-            if self._process.returncode is None:
+                await self._end()
+            if not self._reaped:
                 self.kill()
-                await self._process.wait()
+                await self._end()
 
 
 @asynccontextmanager
@@ -214,15 +232,30 @@ def write_frame(pipe: IO[bytes], body: bytes) -> None:
     pipe.flush()
 
 
+def end_group() -> None:
+    """End this child and all it started, but for what made a session of its own.
+
+    Does nothing in a process that does not lead its group; one from `child_process` does.
+    """
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
 class ParentPipe:
     """The child's side: blocking reads and writes on what were its stdin and stdout.
+
+    Only the process that made it may send. A copy of the process (fork) that comes to it ends: what
+    it sent would be taken for the answer to the next command.
 
     Args:
         outlive_work: at end-of-file, let a command in progress finish; otherwise the process ends
             at once, so that nothing of it is left to disturb the parent's successor.
+        ends_group: when it ends for that, what it started ends too (see `end_group`).
     """
 
-    def __init__(self, *, outlive_work: bool = False) -> None:
+    def __init__(self, *, outlive_work: bool = False, ends_group: bool = False) -> None:
+        self._owner = os.getpid()
+        self._ends_group = ends_group
         self._in: BinaryIO = os.fdopen(os.dup(0), "rb")
         self._out: BinaryIO = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)  # prints of libraries go to stderr
@@ -246,11 +279,15 @@ class ParentPipe:
         while (body := read_frame(self._in)) is not None:
             self._frames.put(body)
         if (self._working or not self._frames.empty()) and not self._outlive_work:
+            if self._ends_group:
+                end_group()
             os._exit(0)
         self._frames.put(None)
 
     def send(self, message: msgspec.Struct) -> None:
         """Write one message; ends the process quietly if the parent is gone."""
+        if os.getpid() != self._owner:
+            os._exit(0)
         try:
             write_frame(self._out, encode(message))
         except BrokenPipeError:

@@ -103,8 +103,14 @@ class Rejection:
 
     @property
     def sentence(self) -> str:
-        """The sentence of a receipt."""
+        """What the hub writes down of it."""
         return f"{self.code.sentence} {self.detail}".strip()[:1000]
+
+    @property
+    def for_node(self) -> str:
+        """The sentence of a receipt: what a task of the operator's says stays at the hub, since it
+        may hold the right answer, or paths of its machine."""
+        return self.code.sentence if self.code is Code.SCORE_FAILED else self.sentence
 
 
 @dataclass(frozen=True)

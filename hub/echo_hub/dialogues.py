@@ -28,6 +28,7 @@ from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import HandedTurn, Sampling, TurnReply, TurnRequest, pack_tokens, unpack_tokens
 
 HOLD_S = 20.0
+_NO_REPLY = "the hub could not reply; the group is left out, and it is no fault of yours."
 """How long a node's request is held while its reply is computed; then it asks again."""
 
 ToldOfGroup = list[list[Told]]
@@ -163,7 +164,7 @@ class Dialogues:
                 [[*(told.turn for told in held.told[i]), turn] for i, turn in work.turns],
             )
             if isinstance(said, str):
-                held.failed = f"the task could not reply: {said}"
+                held.failed = _NO_REPLY
                 await self.on_failed(lease, said)
                 return
             longer = [list(told) for told in held.told]
@@ -172,7 +173,7 @@ class Dialogues:
             await self.ledger.put_dialogue(lease.lease_id, msgspec.msgpack.encode(longer))
             held.told = longer
         except LedgerError as error:
-            held.failed = error.message
+            held.failed = _NO_REPLY
             log.warning("what was said in a lease could not be kept: %s", error)
         finally:
             assert held.working is not None

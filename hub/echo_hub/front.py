@@ -43,6 +43,7 @@ from echo_hub.scoring import Scorers
 from echo_hub.tally import FrontSnapshot, NodeFacts, Tally
 from echo_hub.tasks.base import Split
 from echo_hub.tokens import Tokenizer
+from echo_hub.unscored import Unscored
 from echo_p2p.identity import Identity
 from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import (
@@ -99,6 +100,7 @@ class Front:
         most_blank = learner.most_dropped * learner.groups_per_update
         self._buffer = Buffer(most_blank=most_blank if learner.drop_zero_advantage else 0)
         self._tally = Tally(recovered.verdicts)
+        self._unscored = Unscored()
         self._lags = Counter(recovered.lags)
         self._withdrawn = recovered.guard.withdrawn
         self._mixture = config.mixture
@@ -231,6 +233,7 @@ class Front:
             return
         prompt = (lease.split, lease.index)
         self._failed_replies[prompt] += 1
+        self._unscored.failed(why)
         await self._ledger.record_event(
             "reply_failed", split=lease.split, index=lease.index, why=why
         )
@@ -300,6 +303,7 @@ class Front:
     async def _keep(self, assessed: Assessed, rewards: list[float]) -> None:
         group, lease = assessed.group, assessed.group.lease
         if group.rewards is None:
+            self._unscored.scored()
             audited = assessed.evidence is not None
             await self._ledger.set_scored(group.group_id, rewards, audited=audited)
             if lease.node in self._keeper.reputation.bans:  # in the meantime
@@ -347,6 +351,8 @@ class Front:
     async def _drop(self, group: Group, rejection: Rejection) -> None:
         lease = group.lease
         again = self._is_asked_again(group, rejection.code)
+        if rejection.code is Code.SCORE_FAILED:
+            self._unscored.failed(rejection.detail)
         self._tally.drop(lease.node, rejection.code, len(group.rollouts))
         self._keeper.tell(lease.node, lease.lease_id, rejection)
         await self._ledger.drop_groups(

@@ -130,7 +130,7 @@ class Keeper:
             lease_id=lease_id,
             accepted=False,
             code=rejection.code.value,
-            sentence=rejection.sentence,
+            sentence=rejection.for_node,
             at=self._clock(),
         )
         self._verdicts.add(node, receipt)

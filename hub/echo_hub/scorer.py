@@ -31,10 +31,13 @@ from echo_hub.tasks.replay import (
 from echo_hub.tokens import Tokenizer
 from echo_p2p.dialogue import Rules
 from echo_p2p.errors import ConfigError, TaskError
-from echo_p2p.pipes import ParentPipe
+from echo_p2p.pipes import ParentPipe, end_group
 from echo_p2p.wire import Turns
 
 _REMEMBERED_PROMPTS = 4096
+_MOST_REWARD = 1e9  # what float32 can square, and add up
+_ITS_OWN = (Exception, SystemExit)
+"""What a task may raise without harm to its process. An exit is no end: the next would be too."""
 _NO_MEMORY = "the task needs more memory than scoring.memory allows"
 
 
@@ -151,9 +154,7 @@ class Scorer:
 
     def __init__(self, setup: Setup) -> None:
         self._tokenizer = Tokenizer.load(Path(setup.base))
-        self._tasks: list[AnyTask] = [
-            make_task(task.name, task.options, setup.seed) for task in setup.tasks
-        ]
+        self._tasks = [_made(task, setup.seed) for task in setup.tasks]
         self.environments = sorted({name for one in self._tasks for name in environments_of(one)})
         self._templates = [task.template for task in setup.tasks]
         kept = [
@@ -171,7 +172,7 @@ class Scorer:
 
     def _make_prompt(self, split: Split, index: int) -> tuple[Prompt, MadePrompt]:
         task, number = self._mixture.place(split, index)
-        prompt = self._tasks[task].prompt(split, number)
+        prompt = checked_prompt(self._tasks[task].prompt(split, number))
         tokens = self._tokenizer.encode(prompt.text, self._templates[task])
         if not 1 <= len(tokens) <= self._longest:
             raise ConfigError(
@@ -193,7 +194,7 @@ class Scorer:
                 made.append(order)
             except MemoryError:
                 return Failed(message=_NO_MEMORY, spent=True)
-            except Exception as error:  # noqa: BLE001 - tasks are other people's code
+            except _ITS_OWN as error:  # tasks are other people's code
                 made.append(_describe(error))
             else:
                 if not unreadable and self._tokenizer.unknown in order.tokens:
@@ -215,7 +216,7 @@ class Scorer:
                     return Altered(message=f"Rollout {number}: {fault}."[:500])
             task: Any = self._tasks[self._mixture.task_of(command.split, command.index)]
             rewards = [
-                float(
+                checked_reward(
                     task.reward(prompt, self._tokenizer.decode(answer.tokens))
                     if made.turns is None
                     else task.reward(prompt, replay.transcript(answer))
@@ -224,10 +225,12 @@ class Scorer:
             ]
         except MemoryError:
             return Failed(message=_NO_MEMORY, spent=True)
-        except Exception as error:  # noqa: BLE001 - tasks are other people's code
+        except _ITS_OWN as error:  # tasks are other people's code
             return Failed(message=_describe(error))
         if not all(math.isfinite(reward) for reward in rewards):
             return Failed(message=f"the rewards {rewards} are not all finite")
+        if max(map(abs, rewards)) > _MOST_REWARD:
+            return Failed(message=f"the rewards {rewards} are not all within {_MOST_REWARD:g}")
         return Scored(rewards=rewards)
 
     def reply(self, command: Reply) -> Replied | Failed:
@@ -243,7 +246,7 @@ class Scorer:
             ]
         except MemoryError:
             return Failed(message=_NO_MEMORY, spent=True)
-        except Exception as error:  # noqa: BLE001 - tasks are other people's code
+        except _ITS_OWN as error:  # tasks are other people's code
             return Failed(message=_describe(error))
         return Replied(told=told)
 
@@ -264,8 +267,44 @@ class Scorer:
                 return self.reply(command)
 
 
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:500]
+def _made(task: TaskSetup, seed: int) -> AnyTask:
+    """A task of the run; ConfigError if that fails, whatever the reason."""
+    try:
+        return make_task(task.name, task.options, seed)
+    except (ConfigError, TaskError):
+        raise
+    except _ITS_OWN as error:
+        raise ConfigError(f"task {task.name} cannot be made: {_describe(error)}.") from error
+
+
+def checked_prompt(prompt: Any) -> Prompt:
+    """What a task returned for a prompt; TypeError if it is none."""
+    if not isinstance(prompt, Prompt):
+        raise TypeError(f"prompt() returned {prompt!r:.100}, which is no Prompt")
+    if not isinstance(prompt.text, str):
+        raise TypeError(f"the text of a Prompt is {prompt.text!r:.100}, which is no str")
+    if not prompt.text.isascii():
+        prompt.text.encode()  # UnicodeEncodeError: half of a surrogate pair is no text
+    return prompt
+
+
+def checked_reward(reward: Any) -> float:
+    """What a task returned for a reward; TypeError if it is no number."""
+    if isinstance(reward, str | bytes | bytearray):  # which float() would read
+        raise TypeError(f"reward() returned {reward!r:.100}, which is no number")
+    try:
+        return float(reward)
+    except TypeError as error:
+        raise TypeError(f"reward() returned {reward!r:.100}, which is no number") from error
+
+
+def _describe(error: BaseException) -> str:
+    """What a task's error says, in a sentence that can be sent; its own text may be anything."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an error that fails to say what it is
+        text = type(error).__name__
+    return text[:500].encode(errors="backslashreplace").decode()
 
 
 def _set_up(pipe: ParentPipe) -> Scorer | None:
@@ -286,10 +325,11 @@ def _set_up(pipe: ParentPipe) -> Scorer | None:
 
 def main() -> None:
     """Serve the hub until it closes the pipe."""
-    pipe = ParentPipe()
+    pipe = ParentPipe(ends_group=True)
     scorer = _set_up(pipe)
     while scorer is not None and (command := pipe.receive(COMMANDS)) is not None:
         pipe.send(scorer.carry_out(command))
+    end_group()
 
 
 if __name__ == "__main__":

@@ -48,11 +48,25 @@ def do(what: str, pipe: ParentPipe) -> None:
         case "half an answer":
             os.write(pipe._out.fileno(), struct.pack(">I", 6) + b"abc")
             os._exit(0)
+        case "leave one behind":
+            pipe.send(Echo(str(_sleeper()).encode()))
+        case "leave one behind and die":
+            os.write(2, str(_sleeper()).encode() + b"\n")
+            os._exit(7)
+        case "fork":
+            if os.fork() == 0:
+                pipe.send(Echo(b"from the copy"))
+            os.wait()
+            pipe.send(Echo(b"from the child"))
         case "pid":
             pipe.send(Echo(str(os.getpid()).encode()))
         case "deaf":
             pipe.send(Echo(b"I shall not read on"))
             time.sleep(1000)
+
+
+def _sleeper() -> int:
+    return subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL).pid
 
 
 def main() -> None:

@@ -131,6 +131,7 @@ async def refused(
     with pytest.raises(PeerRefusedError) as error:
         await world.ask(*turns, node=node)
     assert error.value.code == code
+    assert "no such tool" not in error.value.message  # what a task says stays at the hub
 
 
 def test_each_turn_is_asked_once_in_its_order(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "whole.py").write_text(WHOLE)
     (tmp_path / "classes.py").write_text(CLASSES)
     (tmp_path / "beside.py").write_text("WORD = 'word'")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
     (tmp_path / "broken.py").write_text("import nothing_of_that_name")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -85,6 +86,8 @@ def test_a_class_in_it_gets_what_it_takes(folder: Path, place: str) -> None:
         ("file:classes.py:Absent", {}, "no class or function 'Absent'"),
         ("file:classes.py:fails", {}, "cannot be made: ValueError: not today"),
         ("file:broken.py", {}, "cannot be loaded: ModuleNotFoundError: No module named"),
+        ("file:leaves.py", {}, "cannot be loaded: SystemExit: 3"),
+        ("module:", {}, "the module '', which cannot be imported"),
         ("module:nothing_of_that_name", {}, "cannot be loaded"),
     ],
 )

@@ -179,6 +179,28 @@ async def test_the_block_ends_the_child_willing_or_not(monkeypatch: pytest.Monke
 
 
 @in_trio
+@pytest.mark.skipif(sys.platform != "linux", reason="its group is ended on Linux")
+async def test_what_a_child_started_ends_with_it() -> None:
+    async with open_child() as child:
+        started = [psutil.Process(int(await tell(child, "leave one behind")))]
+    async with open_child() as child:
+        with pytest.raises(ProcessError, match="ended with code 7") as caught:
+            await tell(child, "leave one behind and die")
+    left = int(str(caught.value).split("\n")[-1])
+    if psutil.pid_exists(left):
+        started.append(psutil.Process(left))
+    _, alive = psutil.wait_procs(started, timeout=60)
+    assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+
+
+@in_trio
+async def test_a_copy_of_a_child_says_nothing() -> None:
+    async with open_child() as child:
+        assert await tell(child, "fork") == b"from the child"
+        assert await tell(child, "pid") == str(child.pid).encode()
+
+
+@in_trio
 async def test_an_error_of_the_block_comes_out_as_itself() -> None:
     with pytest.raises(KeyError, match="mine"):
         async with open_child() as child:

@@ -17,7 +17,9 @@ from net_support import until
 from echo_hub.checks import Code, Rejection
 from echo_hub.config import RunConfig
 from echo_hub.models import addmix3_path
+from echo_hub.scorer import checked_prompt
 from echo_hub.scoring import Scorers, open_scorers
+from echo_hub.tasks import Prompt
 from echo_hub.tasks.replay import Answered
 from echo_hub.tokens import Tokenizer
 from echo_p2p.errors import ConfigError
@@ -26,7 +28,7 @@ BASE = addmix3_path()
 TOKENIZER = Tokenizer.load(BASE)
 
 # A task of the test's own reaches the child as a sitecustomize module on its path.
-HOSTILE_TASK = """
+HOSTILE_TASK = r"""
 import os, socket, subprocess, time
 import echo_hub.tasks as tasks
 from echo_hub.tasks.base import Prompt
@@ -59,6 +61,19 @@ class Hostile:
             with open(os.environ["HOSTILE_MARK"], "w") as file:
                 file.write(str(child.pid))
             time.sleep(1000)
+        if answer == "+":
+            raise SystemExit(3)
+        if answer == ",":
+            return "1"
+        if answer == "=":
+            return 1e308
+        if answer == ">":
+            class Mute(Exception):
+                def __str__(self):
+                    raise ValueError
+            raise Mute
+        if answer == "1+":
+            raise ValueError("half a \ud800 pair")
         if answer == "0":
             port = int(os.environ["HOSTILE_PORT"])
             socket.create_connection(("127.0.0.1", port)).close()
@@ -156,6 +171,19 @@ def test_an_unknown_task_stops_the_start() -> None:
         with_scorers(config("nonsense"), body)
 
 
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        ("sums", "'sums', which is no Prompt"),
+        (None, "no Prompt"),
+        (Prompt(b"?"), "which is no str"),
+    ],
+)
+def test_what_is_no_prompt_is_said(returned: object, why: str) -> None:
+    with pytest.raises(TypeError, match=why):
+        checked_prompt(returned)
+
+
 @pytest.mark.usefixtures("hostile")
 def test_what_goes_wrong_is_a_failure_and_never_a_reward() -> None:
     async def body(scorers: Scorers) -> None:
@@ -165,7 +193,15 @@ def test_what_goes_wrong_is_a_failure_and_never_a_reward() -> None:
         assert prompts[1] == "ValueError: no thirteen"
         assert "1000 tokens" in prompts[2]
         pid = _scorer_processes()[0].pid
-        for text, sentence in (("3", "RuntimeError: this answer"), ("4", "not all finite")):
+        for text, sentence in (
+            ("3", "RuntimeError: this answer"),
+            ("4", "not all finite"),
+            ("+", "SystemExit: 3"),
+            (",", "reward() returned '1', which is no number"),
+            ("=", "not all within 1e+09"),
+            (">", "Mute"),
+            ("1+", r"half a \ud800 pair"),
+        ):
             rejection = await scorers.score("train", 12, prompt, [answer("7"), answer(text)])
             assert isinstance(rejection, Rejection)
             assert rejection.code is Code.SCORE_FAILED

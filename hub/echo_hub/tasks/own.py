@@ -47,6 +47,11 @@ def from_file(place: str, options: Mapping[str, Any], seed: int) -> AnyTask:
 def from_module(place: str, options: Mapping[str, Any], seed: int) -> AnyTask:
     """The task of `module:`."""
     path, name = _parted(place)
+    if not all(part.isidentifier() for part in path.split(".")):
+        raise ConfigError(
+            f"task.name names the module {path!r}, which cannot be imported.",
+            fix="Write it like module:package.tasks, or module:package.tasks:Name.",
+        )
     return _task_of(_loaded(lambda: importlib.import_module(path), path), name, options, seed)
 
 
@@ -59,7 +64,7 @@ def _parted(place: str) -> tuple[str, str]:
 def _loaded(load: Any, place: str) -> ModuleType:
     try:
         module: ModuleType = load()
-    except Exception as error:  # whatever it does when it is imported
+    except (Exception, SystemExit) as error:  # whatever it does when it is imported
         raise ConfigError(
             f"{place} cannot be loaded: {type(error).__name__}: {error}", fix="Mend it."
         ) from error
@@ -81,7 +86,7 @@ def _task_of(module: ModuleType, name: str, options: Mapping[str, Any], seed: in
             task = make(**{key: given[key] for key in taken})
         except ConfigError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"{name} of {place} cannot be made: {type(error).__name__}: {error}"
             ) from error
