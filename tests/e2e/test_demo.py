@@ -109,10 +109,12 @@ def test_a_policy_learns_in_all_its_weights() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", ["wordle", "countdown"])
 def test_a_small_base_learns_its_task_in_one_turn_and_in_several(model: str) -> None:
-    """The base is made, and a cheat is found in answers of several turns too."""
+    """The base is made, and what a cheat hands in is found in answers of several turns too."""
     summary = demo("--model", model, "--nodes", "3", "--cheaters", "1", "--updates", "16")
     assert summary["reward_after"] - summary["reward_before"] >= 0.15
-    assert summary["cheaters_banned"] == summary["nodes_banned"] == 1
+    found = "bad_observation" if model == "wordle" else "banned"
+    assert summary["rollouts_rejected"][found] > 0
+    assert summary["nodes_banned"] == summary["cheaters_banned"]
 
 
 @pytest.mark.slow
