@@ -107,13 +107,11 @@ def test_a_policy_learns_in_all_its_weights() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("model", ["wordle", "countdown"])
-def test_a_small_base_learns_its_task_in_one_turn_and_in_several(model: str) -> None:
+def test_a_small_base_learns_a_task_of_several_turns() -> None:
     """The base is made, and what a cheat hands in is found in answers of several turns too."""
-    summary = demo("--model", model, "--nodes", "3", "--cheaters", "1", "--updates", "16")
+    summary = demo("--model", "wordle", "--nodes", "2", "--cheaters", "1", "--updates", "16")
     assert summary["reward_after"] - summary["reward_before"] >= 0.15
-    found = "bad_observation" if model == "wordle" else "banned"
-    assert summary["rollouts_rejected"][found] > 0
+    assert summary["rollouts_rejected"]["bad_observation"] > 0
     assert summary["nodes_banned"] == summary["cheaters_banned"]
 
 
