@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 
 @contextmanager
 def whole_folder(out: Path, *, replace: bool = True) -> Iterator[Path]:
@@ -16,6 +18,8 @@ def whole_folder(out: Path, *, replace: bool = True) -> Iterator[Path]:
     By then everything in it is on disk, and the rename is on disk too. After an error nothing is
     left, not even a folder around `out` that was not there before. What a killed attempt left
     behind is cleared by the next attempt at the same `out`.
+
+    Raises OSError if it cannot be written, also where that is safetensors' own kind of error.
 
     Args:
         replace: an `out` that is already there gives way: the caller names a folder twice only to
@@ -34,11 +38,13 @@ def whole_folder(out: Path, *, replace: bool = True) -> Iterator[Path]:
         if replace and out.exists():
             shutil.rmtree(out)
         draft.rename(out)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(draft, ignore_errors=True)
         for parent in around:
             with suppress(OSError):
                 parent.rmdir()
+        if isinstance(error, SafetensorError):  # what it makes of a full disk
+            raise OSError(str(error)) from error
         raise
     _fsync(out.parent)
 

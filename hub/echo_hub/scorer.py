@@ -30,7 +30,7 @@ from echo_hub.tasks.replay import (
 )
 from echo_hub.tokens import Tokenizer
 from echo_p2p.dialogue import Rules
-from echo_p2p.errors import ConfigError, TaskError
+from echo_p2p.errors import ConfigError, EchoError, TaskError
 from echo_p2p.pipes import ParentPipe, end_group
 from echo_p2p.wire import Turns
 
@@ -165,6 +165,12 @@ class Scorer:
         ]
         self._mixture = Mixture([task.buckets for task in setup.tasks], kept=kept)
         room = self._tokenizer.context - setup.max_new_tokens
+        if room < 1:
+            raise ConfigError(
+                f"sampling.max_new_tokens = {setup.max_new_tokens} leaves no room for a prompt: "
+                f"the base model has {self._tokenizer.context} positions.",
+                fix="Lower it.",
+            )
         self._longest = min(setup.longest_prompt, room)
         self._most_tokens = setup.max_new_tokens
         self._turn_tokens = setup.turn_tokens or setup.max_new_tokens
@@ -301,7 +307,7 @@ def checked_reward(reward: Any) -> float:
 def _describe(error: BaseException) -> str:
     """What a task's error says, in a sentence that can be sent; its own text may be anything."""
     try:
-        text = f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, EchoError) else f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - an error that fails to say what it is
         text = type(error).__name__
     return text[:500].encode(errors="backslashreplace").decode()

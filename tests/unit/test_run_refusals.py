@@ -32,6 +32,7 @@ def test_no_number_is_infinite(section: str, line: str, field: str) -> None:
         ("guard", "gradient_warmup = 64", "guard.gradient_warmup: .* could ever be a spike"),
         ("guard", "reward_window = 33\nreward_memory = 64", "guard.reward_memory: .* to 65"),
         ("curriculum", "low = 0.5\nhigh = 0.5", "curriculum.low: it is not below high"),
+        ("network", "listen = []", "network.listen: nobody could reach a hub"),
         ("learner", "betas = [0.9, 1.0]", "learner.betas.1: .* less than 1"),
         ("sampling", "temperature = 1e-300", "sampling.temperature: .* 0.01"),
         ("scoring", "memory = 99999999999999", "scoring.memory: .* less than"),

@@ -171,6 +171,15 @@ def test_an_unknown_task_stops_the_start() -> None:
         with_scorers(config("nonsense"), body)
 
 
+def test_an_answer_as_long_as_the_model_stops_the_start() -> None:
+    async def body(scorers: Scorers) -> None:
+        raise AssertionError("not reached")
+
+    too_long = config("addmix3").model_dump() | {"sampling": {"max_new_tokens": 512}}
+    with pytest.raises(ConfigError, match="max_new_tokens = 512 leaves no room for a prompt"):
+        with_scorers(RunConfig.model_validate(too_long), body)
+
+
 @pytest.mark.parametrize(
     ("returned", "why"),
     [

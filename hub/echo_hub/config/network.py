@@ -45,6 +45,13 @@ class NetworkSection(Strict):
         """What the hub may send and receive."""
         return Limits(upload=parse_rate(self.max_upload))
 
+    @field_validator("listen", "directory_listen")
+    @classmethod
+    def _listens_somewhere(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("nobody could reach a hub that listens nowhere; name an address")
+        return value
+
     @field_validator("listen", "announce", "directory_listen", "directory_peers")
     @classmethod
     def _are_addresses(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:

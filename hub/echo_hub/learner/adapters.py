@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +42,9 @@ class LoraAdapter:
     file: ClassVar[str] = "adapter_model.safetensors"
 
     def __init__(self, model: PreTrainedModel, config: LoraConfig) -> None:
-        wrapped: Any = get_peft_model(model, config)
+        with warnings.catch_warnings():  # of an attribute of transformers that PEFT still reads
+            warnings.simplefilter("ignore", FutureWarning)
+            wrapped: Any = get_peft_model(model, config)
         # PEFT notes the snapshot's path; but this is published, and a path is nobody's business
         config.base_model_name_or_path = Path(model.config.name_or_path).name
         self._config = config
