@@ -15,6 +15,7 @@ from echo_hub.ledger import StoredGroup
 from echo_hub.scoring import Scorers
 from echo_hub.tasks.replay import Answered, Told
 from echo_p2p.envelope import open_envelope
+from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import Sampling, Submission, unpack_logprobs, unpack_tokens
 
 
@@ -139,6 +140,18 @@ class Assessor:
         if isinstance(rewards, Rejection) or not chosen:
             return Assessed(group, rewards)
         return await self._audit(group, rewards)
+
+    async def audit_now(self, groups: Sequence[Group]) -> list[Assessed]:
+        """Audit groups that were scored and that chance had not chosen."""
+        found: dict[int, Assessed] = {}
+
+        async def look(group: Group) -> None:
+            found[group.group_id] = await self._audit(group, group.rewards or [])
+
+        async with open_nursery() as nursery:
+            for group in groups:
+                nursery.start_soon(look, group)
+        return [found[group.group_id] for group in groups]
 
     async def _audit(self, group: Group, rewards: list[float]) -> Assessed:
         evidence = await self.audit(group)

@@ -40,6 +40,7 @@ from echo_hub.leases import OpenLease
 from echo_hub.ledger import Ledger, Recovered
 from echo_hub.reputation import InOrder
 from echo_hub.scoring import Scorers
+from echo_hub.second_look import SecondLook
 from echo_hub.tally import FrontSnapshot, NodeFacts, Tally
 from echo_hub.tasks.base import Split
 from echo_hub.tokens import Tokenizer
@@ -173,6 +174,13 @@ class Front:
             keeper=self._keeper,
             dialogues=self._dialogues,
             on_accepted=self._check_later,
+        )
+        self._second_look = SecondLook(
+            assessor=self._assessor,
+            keeper=self._keeper,
+            ledger=ledger,
+            sampling=self._sampling,
+            drop=self._drop,
         )
         self._book = self._granter.book
         for stored in recovered.groups:
@@ -314,14 +322,17 @@ class Front:
             if group.version in self._withdrawn:  # in the meantime, or before a restart
                 await self._drop(group, Rejection(Code.WITHDRAWN))
                 return
-            scored = group.scored(rewards)
-            self._buffer.add(scored, blank=self._is_blank(scored))
+            self._wait(group.scored(rewards))
             return
         evaluation = self._evaluations.get(group.version)
         if evaluation is not None:
             evaluation.answer(lease.index, group.group_id, rewards)
         else:  # given up in the meantime
             await self._drop(group, Rejection(Code.INTERRUPTED))
+
+    def _wait(self, group: ScoredGroup) -> None:
+        """A group waits for the learner."""
+        self._buffer.add(group, blank=self._is_blank(group))
 
     def _is_blank(self, group: ScoredGroup) -> bool:
         """Would no answer of a group have an advantage over the others?"""
@@ -441,8 +452,23 @@ class Front:
 
     async def refuse_batch(self, groups: Sequence[ScoredGroup], code: Code) -> None:
         """The learner would not train on the batch it took."""
-        self._training = 0
+        self._was_not_consumed(groups)
         await self.drop_groups(groups, code)
+
+    async def look_again(self, groups: Sequence[ScoredGroup]) -> list[int]:
+        """Audit what of a refused batch was never audited: the ids of its false groups. If there
+        are any, they are dropped, and the others wait for the next update."""
+        false, others = await self._second_look.look(groups)
+        if false:
+            self._was_not_consumed(groups)
+            for group in others:
+                self._wait(group)
+            self._wake()
+        return false
+
+    def _was_not_consumed(self, groups: Sequence[ScoredGroup]) -> None:
+        self._training = 0
+        self._lags -= Counter(self._book.version - group.version for group in groups)
 
     async def withdraw(self, versions: Iterable[int]) -> None:
         """Nothing that these versions sampled is trained on any more."""

@@ -1,7 +1,9 @@
 """The hub's side of the guard: what becomes of a batch that was refused, and of the run.
 
-Promises: a refused batch is dropped, with its reason code and an event that says why in the ledger;
-its nodes lose nothing of their standing. Setbacks that no retry mends pause the run (`Setbacks`):
+Promises: of a refused batch all that was never audited is audited. False groups in it explain the
+refusal: they are rejected, and the others are trained on. If there are none the batch is dropped,
+with its reason code, and its nodes lose nothing of their standing. An event in the ledger says why.
+Setbacks that no retry mends pause the run (`Setbacks`):
 nodes stay connected and get work as far as leases allow, no update is made, and an operator's
 `echo-hub resume` is looked for each second. A pause outlives the hub's process.
 """
@@ -75,10 +77,15 @@ class Guarding:
     async def refused(
         self, version: int, groups: Sequence[ScoredGroup], error: EchoError
     ) -> int | None:
-        """The update from `version` was refused: drop its batch. The version to go back to, if the
-        one it started from is not good either."""
+        """The update from `version` was refused: look at its batch, and drop it if nobody's lies
+        explain that. The version to go back to, if the one it started from is not good either."""
         refusal = error if isinstance(error, UpdateRefusedError) else None
         why = Why.BAD_BATCH.value if refusal is None else refusal.why
+        false = await self._front.look_again(groups)
+        if false:
+            self._setbacks.explained()
+            await self._refuse(version, groups, why, _explained(error.message, false), false)
+            return None
         await self._drop(version, groups, why, error.message)
         if self._setbacks.refused():
             await self.pause_at(
@@ -143,13 +150,26 @@ class Guarding:
     async def _drop(
         self, version: int, groups: Sequence[ScoredGroup], why: str, sentence: str
     ) -> None:
-        log.error("update %d was refused and its batch dropped: %s", version + 1, sentence)
         await self._front.refuse_batch(groups, Code.LEARNER_REFUSED)
+        await self._refuse(version, groups, why, sentence, [])
+
+    async def _refuse(
+        self,
+        version: int,
+        groups: Sequence[ScoredGroup],
+        why: str,
+        sentence: str,
+        false: Sequence[int],
+    ) -> None:
+        """Let it be known: the `groups` of a refused update, and those that an audit found false
+        then."""
+        log.error("update %d was refused: %s", version + 1, sentence)
         ids = [group.group_id for group in groups]
         await self._ledger.record_event(
-            REFUSED, version=version + 1, why=why, sentence=sentence, groups=ids
+            REFUSED, version=version + 1, why=why, sentence=sentence, groups=ids, false=list(false)
         )
-        self._notice("refused", sentence, version=version + 1, why=why, groups=len(ids))
+        facts = {"version": version + 1, "why": why, "groups": len(ids), "false": len(false)}
+        self._notice("refused", sentence, **facts)
 
     async def _tell(self, kind: str, sentence: str, **facts: Any) -> None:
         log.warning("%s", sentence)
@@ -159,6 +179,11 @@ class Guarding:
     def _notice(self, kind: str, sentence: str, **facts: Any) -> None:
         self.notices.append(Notice(kind, sentence, facts | {"sentence": sentence}))
         self._on_news()
+
+
+def _explained(sentence: str, false: Sequence[int]) -> str:
+    found = "1 of its groups was" if len(false) == 1 else f"{len(false)} of its groups were"
+    return f"{sentence} {found} then found false by an audit, and left out."
 
 
 def _paused(pause: Pause) -> Notice:

@@ -43,6 +43,7 @@ from echo_hub.ledger_reads import (
     node_rows,
     open_requests,
     read_state,
+    waiting_groups,
 )
 from echo_hub.ledger_schema import (
     check_schema,
@@ -162,6 +163,19 @@ class Ledger:
     ) -> None:
         """A group has its rewards and passed every check, the audit among them if `audited`."""
         await self._writer.write(rows.set_scored, (group_id, list(rewards), audited))
+
+    async def set_audited(self, group_ids: Sequence[int]) -> None:
+        """Groups that were scored without an audit have passed one after all."""
+        await self._writer.write(rows.set_audited, list(group_ids))
+
+    async def stored_groups(self, group_ids: Sequence[int]) -> list[StoredGroup]:
+        """Of these groups, those that nothing has consumed, as they were handed in."""
+
+        def look() -> list[StoredGroup]:
+            with self._engine.connect() as connection:
+                return waiting_groups(connection, group_ids)
+
+        return await trio.to_thread.run_sync(look, limiter=self._readers)
 
     async def drop_groups(
         self, group_ids: Sequence[int], code: str, *, release: Sequence[OpenLease] = ()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Integer, Row, func, select
+from sqlalchemy import Connection, Integer, Row, func, select, true
 
 from echo_hub.audit.sequential import NodeEvidence
 from echo_hub.curriculum import History, by_task, latest
@@ -42,13 +44,15 @@ class PublishedVersion:
 
 @dataclass(frozen=True)
 class StoredGroup:
-    """An acknowledged group that nothing has consumed yet. `rewards` None: not yet scored."""
+    """An acknowledged group that nothing has consumed yet. `rewards` None: not yet scored;
+    `audited`: it was derived again, and passed."""
 
     group_id: int
     lease: OpenLease
     version: int
     envelope: bytes
     rewards: list[float] | None
+    audited: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def read_state(
         next_index=0 if last_index is None else last_index + 1,
         returned=sorted(returned),
         open_leases=[_lease(row) for row in open_leases],
-        groups=_waiting_groups(connection),
+        groups=waiting_groups(connection),
         verdicts=[
             (row.node, row.code, row.groups, row.rollouts)
             for row in connection.execute(select(verdicts))
@@ -245,23 +249,31 @@ def _lags(connection: Connection) -> Counter[int]:
     return lags
 
 
-def _waiting_groups(connection: Connection) -> list[StoredGroup]:
+def waiting_groups(connection: Connection, ids: Sequence[int] | None = None) -> list[StoredGroup]:
+    """The groups that nothing has consumed yet, or those of `ids`, in the order of arrival."""
+    wanted = true() if ids is None else groups.c.id.in_(select(_each(ids)))
     query = (
         select(
             groups.c.id.label("group_id"),
             groups.c.version,
             groups.c.envelope,
             groups.c.rewards,
+            groups.c.audited,
             *(column for column in leases.c if column.name != "state"),
         )
         .join(leases, leases.c.lease_id == groups.c.lease_id)
-        .where(unfinished(groups, "received", "scored"))
+        .where(unfinished(groups, "received", "scored"), wanted)
         .order_by(groups.c.id)
     )
     return [
-        StoredGroup(row.group_id, _lease(row), row.version, row.envelope, row.rewards)
+        StoredGroup(row.group_id, _lease(row), row.version, row.envelope, row.rewards, row.audited)
         for row in connection.execute(query)
     ]
+
+
+def _each(numbers: Sequence[int]) -> Any:
+    """A column of these numbers; SQLite bounds the parameters of a statement, and this is one."""
+    return func.json_each(json.dumps(list(numbers))).table_valued("value").c.value
 
 
 def _lease(row: Row[Any]) -> OpenLease:

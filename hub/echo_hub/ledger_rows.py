@@ -201,6 +201,13 @@ def set_scored(connection: Connection, rows: list[tuple[int, list[float], bool]]
     )
 
 
+def set_audited(connection: Connection, rows: list[list[int]]) -> None:
+    """These groups were scored, and now an audit has passed them too."""
+    for group_ids in rows:
+        for some in _slices(group_ids):
+            connection.execute(update(groups).where(groups.c.id.in_(some)).values(audited=True))
+
+
 def drop_groups(connection: Connection, rows: list[tuple[list[int], str, list[OpenLease]]]) -> None:
     for group_ids, code, released in rows:
         counts: list[tuple[bytes, str, int, int]] = []

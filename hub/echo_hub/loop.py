@@ -209,6 +209,7 @@ class LearnerLoop:
                     forget=self.guarding.forgets(self.version),
                 )
             except LearnerError as error:
+                self._do("looking at a refused batch")
                 back_to = await self.guarding.refused(self.version, groups, error)
                 if back_to is not None:
                     await self._return_to(back_to)

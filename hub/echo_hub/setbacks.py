@@ -35,6 +35,10 @@ class Setbacks:
         self._deaths = 0
         return self._refused >= self._most
 
+    def explained(self) -> None:
+        """An update was refused because of false groups, which are gone: no fault of the run's."""
+        self._deaths = 0
+
     def died(self) -> bool:
         """The learner died on a batch; True: the batch must not be tried again."""
         self._deaths += 1

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from mutants import CHECKS
 
 from echo_hub.checks import Code
+from echo_hub.config import AuditSection
 from echo_hub.guarding import Notice
 from echo_hub.ledger import read_facts
 from echo_hub.models.make_addmix3 import VOCABULARY, encode
@@ -33,6 +34,9 @@ from echo_p2p.wire import Lease, Submission, pack_logprobs, pack_tokens, unpack_
 TOKENS = list(VOCABULARY)
 GROUPS = 2
 """In one update."""
+
+BLIND = AuditSection(max_margin=1e9, max_logprob_difference=1e9, ban=False)
+"""For audits that see nothing."""
 
 ANY_FALL = {"reward_window": 2, "reward_drop": 1e-9, "reward_confidence": 1e-9}
 
@@ -89,15 +93,18 @@ async def honest_batch(arena: Arena, version: int) -> list[bytes]:
     return leases
 
 
-async def hostile_batch(arena: Arena) -> list[bytes]:
-    """One honest group and one that lies in a way that no cheap check sees."""
-    honest = await arena.ready(arena.honest)
+async def honest_group(arena: Arena) -> bytes:
+    submission = await arena.ready(arena.honest)
+    assert (await arena.honest.submit(submission)).accepted
+    return submission.lease_id
+
+
+async def hostile_group(arena: Arena) -> bytes:
+    """One that lies in a way that no cheap check sees."""
     (lease,) = await arena.attacker.leases(1)
     (answer,) = await arena.answers([lease])
-    hostile = with_lies(answer, lease)
-    assert (await arena.attacker.submit(hostile)).accepted
-    assert (await arena.honest.submit(honest)).accepted
-    return [honest.lease_id, hostile.lease_id]
+    assert (await arena.attacker.submit(with_lies(answer, lease))).accepted
+    return lease.lease_id
 
 
 def published(arena: Arena) -> set[int]:
@@ -106,18 +113,28 @@ def published(arena: Arena) -> set[int]:
 
 async def lies_are_refused(arena: Arena) -> None:
     valid = arena.hub.front._keeper.reputation.valid(arena.honest.identity.public_key, 0.0)
-    for number in range(1, 4):
-        leases = await hostile_batch(arena)
+    honest, hostile = await honest_group(arena), await hostile_group(arena)
+    refused = await noticed(arena, "refused")
+    assert (refused.facts["why"], refused.facts["version"]) == ("mismatch", 1)
+    assert refused.facts["false"] == 1  # the refused batch was audited: it was the liar
+    assert arena.reason_in_ledger(hostile) == Code.AUDIT_MARGIN
+    assert arena.reason_in_ledger(honest) is None  # it waits again
+    rules, arena.hub.front._assessor.rules = arena.hub.front._assessor.rules, BLIND
+    for number in range(2, 5):
+        leases = [honest, await hostile_group(arena)]
         refused = await noticed(arena, "refused", number)
-        assert (refused.facts["why"], refused.facts["version"]) == ("mismatch", 1)
+        assert (refused.facts["why"], refused.facts["false"]) == ("mismatch", 0)
         assert {arena.reason_in_ledger(lease) for lease in leases} == {Code.LEARNER_REFUSED}
         assert arena.hub.loop.version == 0
         assert published(arena) == {0}
+        if number < 4:
+            honest = await honest_group(arena)
+    arena.hub.front._assessor.rules = rules
     # the honest node's standing is as good as before, or better
     now = arena.hub.front._keeper.reputation.valid(arena.honest.identity.public_key, 0.0)
     assert now >= valid
     paused = await noticed(arena, "paused")
-    assert "3 updates in a row were refused" in paused.sentence
+    assert "3 updates in a row were refused" in paused.sentence  # one more had an explanation
     assert "echo-hub resume" in paused.sentence
 
 
@@ -133,7 +150,7 @@ def test_a_run_is_paused_for_lies_goes_on_loses_its_learner_and_takes_versions_b
         facts = read_status(tmp_path / "run")
         assert facts["paused"]["version"] == 0
         assert "KL" in facts["paused"]["why"]
-        assert facts["updates_refused"] == {"mismatch": 3}
+        assert facts["updates_refused"] == {"mismatch": 4}
 
         async def goes_on(arena: Arena) -> None:
             await honest_batch(arena, 0)  # nodes are still served
@@ -158,6 +175,7 @@ async def the_learner_is_killed(arena: Arena) -> None:
     guard = config.guard.model_copy(update=ANY_FALL)
     new = config.model_copy(update={"guard": guard}).model_dump_json()
     life._start = replace(life._start, config=new)
+    audited = arena.hub.front.snapshot().audited
     for version, share in ((1, 0.0), (2, 1.0)):  # before an update; and before an audit
         arena.hub.front._assessor.probability = lambda _, share=share: share
         killed = arena.hub.learner.pid
@@ -168,7 +186,7 @@ async def the_learner_is_killed(arena: Arena) -> None:
         assert {arena.reason_in_ledger(lease) for lease in leases} == {None}
     deaths = [one for one in arena.hub.loop.guarding.notices if one.kind == "learner_died"]
     assert [one.facts["version"] for one in deaths] == [1]
-    assert arena.hub.front.snapshot().audited == GROUPS
+    assert arena.hub.front.snapshot().audited == audited + GROUPS
 
 
 @pytest.mark.slow
@@ -176,7 +194,7 @@ def test_without_the_bound_the_same_lies_are_trained_on(tmp_path: Path) -> None:
     with run_with(tmp_path / "run", mismatch_kl=1e300, policy_kl=1e300) as arena:
 
         async def scene(arena: Arena) -> None:
-            leases = await hostile_batch(arena)
+            leases = [await honest_group(arena), await hostile_group(arena)]
             await at_version(arena, 1)
             assert {arena.reason_in_ledger(lease) for lease in leases} == {None}
 

@@ -36,6 +36,7 @@ class Mutant:
 
 REPLAY, DIALOGUE = "unit/test_replay.py", "unit/test_dialogue.py"
 HUB_TURNS = "unit/test_hub_dialogues.py"
+SECOND_LOOK = "unit/test_second_look.py"
 KEEPER, REPUTATION, DOORS = "unit/test_keeper.py", "unit/test_reputation.py", "unit/test_doors.py"
 
 MUTANTS = [
@@ -164,6 +165,28 @@ MUTANTS = [
     Mutant(
         "what is observed is audited", "audit.derive",
         "mask[start:end] = False", "pass", "unit/test_audit.py",
+    ),
+    Mutant(
+        "refused batches are not audited", "guarding",
+        "false = await self._front.look_again(groups)", "false: list[int] = []", SECOND_LOOK,
+    ),
+    Mutant(
+        "lies in a refused batch cost nothing", "second_look",
+        "verdict = await self._keeper.judge(assessed)", "verdict = assessed.verdict", SECOND_LOOK,
+    ),
+    Mutant(
+        "what an audit had passed of a liar stays in a refused batch", "second_look",
+        "rejected.setdefault(number, Rejection(Code.BANNED))", "pass", SECOND_LOOK,
+    ),
+    Mutant(
+        "what a lie kept from being trained on is forgotten", "front",
+        "for group in others:", "for group in others[:0]:", SECOND_LOOK,
+    ),
+    Mutant(
+        "refusals count, explained or not", "guarding",
+        "if false:\n            self._setbacks.explained()",
+        "if false:\n            if self._setbacks.refused(): await self.pause_at(0, '')",
+        SECOND_LOOK,
     ),
     Mutant(
         "an address may bring any number of keys", "doors",
