@@ -33,6 +33,8 @@ FIELDS = {
     "last_node_s",
     "learner_idle_fraction",
     "learner_audit_fraction",
+    "interval_before",
+    "interval_after",
     "wall_s",
 }
 
