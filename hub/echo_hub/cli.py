@@ -7,7 +7,10 @@ Exit codes: 0 done; 1 unexpected; 2 configuration or usage; 3 identity; 4-12 as 
 from __future__ import annotations
 
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -39,6 +42,20 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+@contextmanager
+def _clearing_up() -> Iterator[None]:
+    """A SIGTERM within the block leaves it as an exception, so that no half-made folder stays."""
+
+    def leave(number: int, _: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 Folder = Annotated[Path, typer.Argument(help="The run's folder, made by `echo-hub init`.")]
@@ -75,15 +92,16 @@ def init(
     """Make a hub's identity, a commented run.toml, and bootstrap_peers.toml for volunteers."""
     from echo_hub.setup_run import init_run
 
-    made = init_run(
-        folder,
-        run_id=run_id,
-        model=model,
-        hosts=address or [],
-        port=port,
-        local_demo=local_demo,
-        task=task,
-    )
+    with _clearing_up():
+        made = init_run(
+            folder,
+            run_id=run_id,
+            model=model,
+            hosts=address or [],
+            port=port,
+            local_demo=local_demo,
+            task=task,
+        )
     typer.echo(f"run folder   {made.root}")
     typer.echo(f"settings     {made.config}")
     typer.echo(f"for nodes    {made.bootstrap}")
@@ -203,7 +221,8 @@ def export(
     """Write a version as a PEFT adapter or a merged model, with a card. Also while serving."""
     from echo_hub.export import export_run
 
-    made = export_run(folder, out, version=version, merge=merge)
+    with _clearing_up():
+        made = export_run(folder, out, version=version, merge=merge)
     if json_output:
         typer.echo(json.dumps(made.as_dict()))
     else:

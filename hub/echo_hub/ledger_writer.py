@@ -56,8 +56,9 @@ class Writer:
         if isinstance(write.error, LedgerError):
             raise write.error
         if write.error is not None:
+            why = getattr(write.error, "orig", None) or write.error  # without SQLAlchemy's advice
             raise LedgerError(
-                f"{self._name} cannot be written: {write.error}",
+                f"{self._name} cannot be written: {why}.",
                 fix="Is the disk full, or the folder no longer writable?",
             ) from write.error
 

@@ -180,3 +180,30 @@ def test_a_folder_that_was_filled_meanwhile_is_left_alone(tmp_path: Path) -> Non
         out.mkdir()
         (out / "theirs").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "theirs"]
+
+
+def test_a_terminated_init_leaves_nothing(tmp_path: Path) -> None:
+    """The base takes minutes to make; here it takes for ever."""
+    code = (
+        "import sys, time\n"
+        "from echo_hub import cli\n"
+        "from echo_hub.models import make_base\n"
+        "def never(*_):\n"
+        "    print('making', flush=True)\n"
+        "    time.sleep(1000)\n"
+        "make_base.make_base = never\n"
+        "sys.argv = ['echo-hub', 'init', 'run', '--model', 'countdown']\n"
+        "cli.main()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "making\n"
+            assert list(tmp_path.iterdir()) == [tmp_path / ".run.draft"]
+            process.terminate()
+            assert process.wait(120) == 143
+        finally:
+            process.kill()
+    assert list(tmp_path.iterdir()) == []
