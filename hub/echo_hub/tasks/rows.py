@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,13 @@ def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         kind = "empty" if value is None else f"of type {type(value).__name__}"
         raise ConfigError(f"{where}: column {column!r} is {kind}, and should be text or a number.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where}: column {column!r} is {value}, and should be text or a number.")
     text = str(value)
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigError(
+            f"{where}: column {column!r} holds half of a surrogate pair: {text!a:.80}."
+        )
     if not text.strip():
         raise ConfigError(f"{where}: column {column!r} is empty.")
     if len(text) > MAX_TEXT:
@@ -75,7 +82,7 @@ def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
 
 def _json_lines(path: Path) -> Iterator[Row]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, _json_row(line, f"{path}:{number}")
@@ -97,6 +104,9 @@ def _csv(path: Path) -> Iterator[Row]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
+            names = reader.fieldnames or ()
+            if len({*names}) < len(names):
+                raise ConfigError(f"{path}:1: two columns have the same name.")
             for row in reader:
                 if None in row or None in row.values():
                     raise ConfigError(
