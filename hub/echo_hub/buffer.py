@@ -21,7 +21,8 @@ from echo_hub.learner.messages import TrainGroup, TrainRollout
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """A group that passed every check. `group_id` is its row in the ledger."""
+    """A group that passed every check. `group_id` is its row in the ledger, `arm` the number of
+    what its prompt was drawn from."""
 
     group_id: int
     lease_id: bytes
@@ -29,10 +30,11 @@ class ScoredGroup:
     version: int
     prompt: list[int]
     rollouts: list[TrainRollout]
+    arm: int = 0
 
     def for_learner(self) -> TrainGroup:
         """What the learner process is sent of it."""
-        return TrainGroup(version=self.version, prompt=self.prompt, rollouts=self.rollouts)
+        return TrainGroup(self.version, self.prompt, self.rollouts, self.arm)
 
 
 class Buffer:

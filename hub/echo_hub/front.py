@@ -322,7 +322,8 @@ class Front:
             if group.version in self._withdrawn:  # in the meantime, or before a restart
                 await self._drop(group, Rejection(Code.WITHDRAWN))
                 return
-            self._wait(group.scored(rewards))
+            arm = self._mixture.arm_of(lease.index)
+            self._wait(replace(group.scored(rewards), arm=arm))
             return
         evaluation = self._evaluations.get(group.version)
         if evaluation is not None:
@@ -427,10 +428,11 @@ class Front:
             if not stale:
                 await changed.wait()
 
-    def blank_rewards(self) -> list[list[float]]:
-        """Rewards of the groups that the update at hand would leave out."""
+    def blank_rewards(self) -> tuple[list[list[float]], list[int]]:
+        """Rewards of the groups that the update at hand would leave out, and each one's arm."""
         blank = self._buffer.blank()
-        return [[rollout.reward for rollout in group.rollouts] for group in blank]
+        rewards = [[rollout.reward for rollout in group.rollouts] for group in blank]
+        return rewards, [group.arm for group in blank]
 
     async def take_blank(self) -> list[ScoredGroup]:
         """The groups that the update at hand uses up without training on them: they count as

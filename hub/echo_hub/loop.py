@@ -198,6 +198,7 @@ class LearnerLoop:
         """The learner's update on a batch; None if there is none, and the batch is dealt with."""
         while not stop.is_set():
             self._do("training")
+            blank, arms = self._front.blank_rewards()
             try:
                 return await self._learner.train(
                     self.version,
@@ -205,7 +206,8 @@ class LearnerLoop:
                     out=self._folder.checkpoint(self.version + 1),
                     deadline_s=TRAIN_DEADLINE_S,
                     batch=[group.group_id for group in groups],
-                    blank=self._front.blank_rewards(),
+                    blank=blank,
+                    blank_arms=arms,
                     forget=self.guarding.forgets(self.version),
                 )
             except LearnerError as error:

@@ -462,6 +462,9 @@ def test_several_tasks_are_drawn_measured_and_remembered(world: World) -> None:
         assert {metric for one in by_task(front.task_metrics()).values() for metric in one} == {
             "outside"
         }
+        arms = {one.group_id: one.for_learner().arm for one in await front.take_batch()}
+        stored = await ledger.stored_groups(list(arms))
+        assert arms == {one.group_id: one.lease.index % MOST_ARMS for one in stored}
 
     async def after(front: Front, ledger: Ledger) -> None:
         state = await ledger.recover(stride=world.config.mixture.stride, window=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 import msgspec
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_hub.config.guard import GuardSection
-from echo_hub.learner.guard import Measures, Memory, Reward, Why, good_version, judge
+from echo_hub.learner.guard import Measures, Memory, Refusal, Reward, Why, good_version, judge
 
 BOUNDS = GuardSection()
 GOOD = Measures(
@@ -162,6 +163,60 @@ def test_no_false_alarm_in_simulated_runs(runs: int) -> None:
             )
             assert judge(memory, measures, BOUNDS) is None, (seed, step)
             memory = memory.after(step + 1, measures, BOUNDS)
+
+
+def of_arms(
+    difficulty: Sequence[float], shares: Sequence[float], ability: float, rng: random.Random
+) -> Reward:
+    """Binary rewards of 16 groups drawn from arms by their shares; a policy of ability 1 solves a
+    share of 1 - difficulty of each."""
+    arms = rng.choices(range(len(difficulty)), shares, k=16)
+    drawn = []
+    for arm in arms:
+        solved = min(1.0, max(0.0, rng.gauss((1 - difficulty[arm]) * ability, 0.1)))
+        drawn.append([float(rng.random() < solved) for _ in range(8)])
+    return Reward.of(drawn, arms)
+
+
+def first_refusal(seen: Iterable[Reward]) -> tuple[int, Refusal] | None:
+    memory = Memory()
+    for version, reward in enumerate(seen, 1):
+        measures = measured(reward=reward)
+        refusal = judge(memory, measures, BOUNDS)
+        if refusal is not None:
+            return version, refusal
+        memory = memory.after(version, measures, BOUNDS)
+    return None
+
+
+def shifting(step: int, arms: int) -> list[float]:
+    """A curriculum that asks for easy arms at first and for hard ones later, at once from step 40
+    on if there are two, one arm after another otherwise."""
+    if arms == 2:
+        return [1.0, 0.02] if step < 40 else [0.02, 1.0]
+    return [math.exp(-abs(arm - arms * step / 80) * 8 / arms) for arm in range(arms)]
+
+
+@pytest.mark.parametrize("arms", [2, 10, 200])
+@pytest.mark.parametrize("runs", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_harder_prompts_are_no_collapse_and_a_collapse_among_them_is(arms: int, runs: int) -> None:
+    difficulty = [0.05 + 0.9 * arm / (arms - 1) for arm in range(arms)]
+    unlabelled = 0
+    for seed in range(runs):
+        rng = random.Random(seed)
+        well = [of_arms(difficulty, shifting(step, arms), 1.0, rng) for step in range(80)]
+        assert first_refusal(well) is None, seed
+        unlabelled += first_refusal(msgspec.structs.replace(r, arms=()) for r in well) is not None
+        when = rng.randrange(10, 30)  # while there is a reward to lose
+        broken = [of_arms(difficulty, shifting(s, arms), 0.02, rng) for s in range(when, 80)]
+        found = first_refusal([*well[:when], *broken])
+        assert found is not None, seed
+        version, refusal = found
+        assert refusal.why is Why.REWARD_COLLAPSE
+        assert when < version <= when + 2 * BOUNDS.reward_window
+        assert refusal.back_to is not None
+        assert refusal.back_to < when
+    assert unlabelled > 0  # so it is the arms that make the difference
 
 
 @given(

@@ -215,7 +215,11 @@ def test_a_return_to_an_earlier_version_is_a_new_one(
 def test_groups_that_an_update_leaves_out_count_for_the_guard(
     trainer: Trainer, groups: list[TrainGroup], tmp_path: Path
 ) -> None:
-    trainer.train(groups, tmp_path / "v1", blank=[[1.0] * 8] * 4)
+    trainer._several_arms = True  # as with several [[tasks]]
+    ours = [msgspec.structs.replace(group, arm=2) for group in groups]
+    trainer.train(ours, tmp_path / "v1", blank=[[1.0] * 8] * 4, blank_arms=[1] * 4)
     ((_, reward),) = Memory.from_json(trainer.state.facts["guard"]).rewards
     own = [rollout.reward for group in groups for rollout in group.rollouts]
     assert reward.mean == pytest.approx((sum(own) + 32) / (len(own) + 32))
+    assert [arm for arm, _ in reward.arms] == [2] * 4 + [1] * 4
+    assert all(mean == 1.0 for arm, mean in reward.arms if arm == 1)

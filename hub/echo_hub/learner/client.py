@@ -95,6 +95,7 @@ class Learner:
         deadline_s: float,
         batch: Sequence[int] = (),
         blank: Sequence[list[float]] = (),
+        blank_arms: Sequence[int] = (),
         forget: bool = False,
     ) -> Trained:
         """One update from `version` to `version + 1`, as `Train` says."""
@@ -104,6 +105,7 @@ class Learner:
             out=str(out),
             batch=list(batch),
             blank=list(blank),
+            blank_arms=list(blank_arms),
             forget=forget,
         )
         return await self._ask(command, Trained, deadline_s)

@@ -10,13 +10,14 @@ measures and bounds. Ratios of norms and of rewards decide, so the bounds need n
 - A reward has collapsed if the mean of the last few updates fell, from the best few in a row before
   them, by much (in standard deviations of a rollout's reward: Cohen's d) and by more than chance
   explains (in standard errors; prompts are the independent draws, so the error of one update's mean
-  is that of its groups' means).
+  is that of its groups' means). Where prompts are of several arms (tasks, or buckets of one), each
+  is compared with itself, so that asking for harder ones is no fall.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from statistics import fmean, median, pstdev
 from typing import Any
@@ -26,6 +27,8 @@ import msgspec
 from echo_hub.config.guard import GuardSection
 
 _MAD_TO_DEVIATION = 1.4826  # of a normal distribution
+_LEAST_SHARED, _SHARED = 2, 1 / 8
+_LEAST_FREEDOM = 8  # degrees, to tell a variance from
 
 
 class Why(StrEnum):
@@ -42,18 +45,22 @@ class Why(StrEnum):
 
 
 class Reward(msgspec.Struct, frozen=True):
-    """Rewards of one update: their mean, its standard error, and a rollout's variance."""
+    """Rewards of one update: their mean, its standard error, and a rollout's variance. `arms`: each
+    group's arm and mean."""
 
     mean: float
     error: float
     variance: float
+    arms: tuple[tuple[int, float], ...] = ()
 
     @classmethod
-    def of(cls, groups: Sequence[Sequence[float]]) -> Reward:
-        """From the rewards of each group."""
+    def of(cls, groups: Sequence[Sequence[float]], arms: Sequence[int] = ()) -> Reward:
+        """From the rewards of each group; `arms` says which each is of, if there are several."""
         means = [fmean(group) for group in groups]
         error = pstdev(means) / math.sqrt(max(1, len(means) - 1))
-        return cls(fmean(means), error, pstdev([r for group in groups for r in group]) ** 2)
+        variance = pstdev([r for group in groups for r in group]) ** 2
+        by_arm = tuple(zip(arms, means, strict=True)) if arms else ()
+        return cls(fmean(means), error, variance, by_arm)
 
 
 class Measures(msgspec.Struct, frozen=True):
@@ -175,31 +182,89 @@ def _collapse(memory: Memory, reward: Reward, bounds: GuardSection) -> Refusal |
     if len(memory.rewards) < width - 1:
         return None
     start = len(memory.rewards) - (width - 1)
-    before, recent = memory.rewards[:start], memory.rewards[start:]
-    best = _best_window(before, width)
-    if best is None:
+    before = memory.rewards[:start]
+    now = [*(one for _, one in memory.rewards[start:]), reward]
+    worst: tuple[float, Sequence[tuple[int, Reward]]] | None = None
+    for window in reversed(_windows(before, width)):
+        fall = _fall([one for _, one in window], now, bounds)
+        if fall is not None and (worst is None or fall > worst[0]):
+            worst = fall, window
+    if worst is None:
         return None
-    mean, error, variance = _pooled([one for _, one in best])
-    now, now_error, now_variance = _pooled([*(one for _, one in recent), reward])
-    fall = mean - now
-    # a window of equal rewards has no spread of its own, so the two share one
-    if fall <= bounds.reward_drop * math.sqrt((variance + now_variance) / 2):
-        return None
-    if fall <= bounds.reward_confidence * math.hypot(error, now_error):
-        return None
+    fall, window = worst
     return Refusal(
         Why.REWARD_COLLAPSE,
-        f"the mean reward of {width} updates fell to {now:.3g} from {mean:.3g} of the updates to "
-        f"versions {best[0][0]} to {best[-1][0]}.",
-        back_to=max(0, best[-1][0] - 1),
+        f"the mean reward of {width} updates fell by {fall:.3g}, to "
+        f"{fmean(one.mean for one in now):.3g}, from that of the updates to versions "
+        f"{window[0][0]} to {window[-1][0]}.",
+        back_to=max(0, window[-1][0] - 1),
     )
+
+
+def _fall(before: Sequence[Reward], now: Sequence[Reward], bounds: GuardSection) -> float | None:
+    """How far the mean reward fell from one window to another; None if not by much, or not for
+    certain."""
+    mean, error, variance = _pooled(before)
+    mean_now, error_now, variance_now = _pooled(now)
+    fall, error = mean - mean_now, math.hypot(error, error_now)
+    if any(arm for one in (*before, *now) for arm, _ in one.arms):
+        by_arms = _fall_by_arms(_by_arm(before), _by_arm(now))
+        if by_arms is None:
+            return None
+        fall, error = by_arms
+    # a window of equal rewards has no spread of its own, so the two share one
+    deviation = math.sqrt((variance + variance_now) / 2)
+    large = fall > bounds.reward_drop * deviation and fall > bounds.reward_confidence * error
+    return fall if large else None
+
+
+def _fall_by_arms(
+    before: Mapping[int, Sequence[float]], now: Mapping[int, Sequence[float]]
+) -> tuple[float, float] | None:
+    """The fall within arms that both windows have, and its standard error; None if they share too
+    little: under an eighth of what windows of the same arms would, or two groups' worth.
+
+    Each arm weighs as much as it can say: by n m / (n + m) for its n groups before and m now (as in
+    Mantel and Haenszel 1959). All arms share one variance of a group's mean; where they have too
+    few groups to tell it, that about the mean of all takes its place, which is larger.
+    """
+    shared = before.keys() & now.keys()
+    weights = {a: len(before[a]) * len(now[a]) / (len(before[a]) + len(now[a])) for a in shared}
+    total = sum(weights.values())
+    many, many_now = sum(map(len, before.values())), sum(map(len, now.values()))
+    alike = many * many_now / max(1, many + many_now)
+    if total < max(_LEAST_SHARED, alike * _SHARED):
+        return None
+    fall = sum(w * (fmean(before[a]) - fmean(now[a])) for a, w in weights.items()) / total
+    cells = [window[arm] for window in (before, now) for arm in shared]
+    freedom = sum(len(cell) - 1 for cell in cells)
+    if freedom >= _LEAST_FREEDOM:
+        variance = sum(len(cell) * pstdev(cell) ** 2 for cell in cells) / freedom
+    else:
+        variance = pstdev([mean for cell in cells for mean in cell]) ** 2
+    return fall, math.sqrt(variance / total)
+
+
+def _by_arm(rewards: Sequence[Reward]) -> dict[int, list[float]]:
+    """Means of groups, by their arm."""
+    found: dict[int, list[float]] = {}
+    for reward in rewards:
+        for arm, mean in reward.arms:
+            found.setdefault(arm, []).append(mean)
+    return found
+
+
+def _windows(
+    rewards: Sequence[tuple[int, Reward]], width: int
+) -> list[Sequence[tuple[int, Reward]]]:
+    return [rewards[i : i + width] for i in range(len(rewards) - width + 1)]
 
 
 def _best_window(
     rewards: Sequence[tuple[int, Reward]], width: int
 ) -> Sequence[tuple[int, Reward]] | None:
     """The `width` updates in a row with the best mean, the newest of several."""
-    windows = [rewards[i : i + width] for i in range(len(rewards) - width + 1)]
+    windows = _windows(rewards, width)
     if not windows:
         return None
     return max(reversed(windows), key=lambda window: sum(one.mean for _, one in window))

@@ -45,11 +45,13 @@ class TrainRollout(msgspec.Struct, frozen=True):
 
 
 class TrainGroup(msgspec.Struct, frozen=True):
-    """A scored group. `version` is the policy that sampled it."""
+    """A scored group. `version` is the policy that sampled it, `arm` the number of what its prompt
+    was drawn from (see `Mixture`)."""
 
     version: int
     prompt: list[int]
     rollouts: list[TrainRollout]
+    arm: int = 0
 
 
 class Train(_Frame, frozen=True):
@@ -58,7 +60,8 @@ class Train(_Frame, frozen=True):
     A checkpoint folder holds `adapter/`, a PEFT adapter folder, and the rest of the learner's
     state (see `checkpoint`); it appears whole or not at all. `batch` are the groups' numbers in the
     ledger. `blank`: rewards of the groups that the update leaves out, because their answers are all
-    worth the same; the guard counts them too. `forget`: it compares with nothing that was before.
+    worth the same, and `blank_arms` what they are of; the guard counts them too. `forget`: it
+    compares with nothing that was before.
     """
 
     version: int
@@ -66,6 +69,7 @@ class Train(_Frame, frozen=True):
     out: str
     batch: list[int] = []
     blank: list[list[float]] = []
+    blank_arms: list[int] = []
     forget: bool = False
 
 

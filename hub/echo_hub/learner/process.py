@@ -91,6 +91,7 @@ class Server:
             out,
             batch=command.batch,
             blank=command.blank,
+            blank_arms=command.blank_arms,
             forget=command.forget,
         )
         return Trained(version=trainer.version, metrics=metrics)

@@ -64,6 +64,7 @@ class Trainer:
         self.policy = policy
         self._ranks = ranks
         self._config = config
+        self._several_arms = len(config.mixture.arms) > 1
         learner = config.learner
         self._optimizer = torch.optim.AdamW(
             list(policy.weights.values()),
@@ -99,6 +100,7 @@ class Trainer:
         *,
         batch: Sequence[int] = (),
         blank: Sequence[Sequence[float]] = (),
+        blank_arms: Sequence[int] = (),
         forget: bool = False,
     ) -> dict[str, float]:
         """One update on `groups`; its checkpoint goes to `out`. Returns its metrics.
@@ -109,14 +111,14 @@ class Trainer:
 
         Args:
             batch: the groups' numbers in the ledger, for the checkpoint.
-            blank: rewards of groups that the update leaves out.
+            blank, blank_arms: rewards and arms of groups that the update leaves out.
             forget: the guard remembers nothing of the updates before.
         """
         before = self.state.copy()
         try:
             if forget:
                 self.state.facts = {**self.state.facts, "guard": {}}
-            metrics = self._update(groups, blank)
+            metrics = self._update(groups, blank, blank_arms or [0] * len(blank))
             self._save_next(out, batch)
             good = good_version(self._memory(), self._config.guard)
             if good is not None:
@@ -172,7 +174,10 @@ class Trainer:
             raise error or LearnerError(f"another rank could not read {checkpoint} back.")
 
     def _update(
-        self, groups: Sequence[TrainGroup], blank: Sequence[Sequence[float]]
+        self,
+        groups: Sequence[TrainGroup],
+        blank: Sequence[Sequence[float]],
+        blank_arms: Sequence[int],
     ) -> dict[str, float]:
         started = time.perf_counter()
         batch = make_batch(
@@ -185,7 +190,10 @@ class Trainer:
         self._check_ids(batch)
         seen = Seen()
         known = self._look_ahead(batch)
-        reward = Reward.of([*([r.reward for r in group.rollouts] for group in groups), *blank])
+        reward = Reward.of(
+            [*([r.reward for r in group.rollouts] for group in groups), *blank],
+            [*(group.arm for group in groups), *blank_arms] if self._several_arms else (),
+        )
         clip = self._clip(batch.samples, known)
         for part in batch.parts:
             self._step(replace(part, clip=clip), known, seen, reward)
