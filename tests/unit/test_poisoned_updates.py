@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import torch
 from learner_support import load_policy, make_config, random_prompts, scored, seeded_groups
+from safetensors.torch import load_file, save_file
 
 from echo_hub.learner import trainer as trainer_module
 from echo_hub.learner.canary import Canary
@@ -175,6 +176,32 @@ def test_files_that_are_not_what_was_trained(
     monkeypatch.setattr(Canary, "check", lambda *_: 0.0)
     trainer.train(groups, tmp_path / "v1")
     assert trainer.version == 1  # which would now be published
+
+
+def test_a_whole_model_is_read_back_as_nodes_load_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each half of the canary sees a spoilt file without the other."""
+    config = make_config(learner={"adapter": "none", "learning_rate": 1e-4})
+    trainer = Trainer(load_policy(config), config, canary=PROMPTS)
+    trainer.save(tmp_path / "good")
+    write = trainer.state.save
+
+    def write_badly(out: Path) -> None:
+        write(out)
+        path = out / "adapter" / "model.safetensors"
+        save_file({n: 1.5 * t for n, t in load_file(path).items()}, path)
+
+    monkeypatch.setattr(trainer.state, "save", write_badly)
+    with pytest.raises(LearnerError, match="not what was trained"):
+        trainer.save(tmp_path / "spoilt")
+    monkeypatch.setattr(torch, "equal", lambda *_: True)
+    with pytest.raises(LearnerError, match="answers otherwise"):
+        trainer.save(tmp_path / "spoilt too")
+    with pytest.raises(UpdateRefusedError) as refusal:  # no version comes of it
+        trainer.roll_back(tmp_path / "good", tmp_path / "v1")
+    assert refusal.value.why == Why.CANARY
+    assert (trainer.version, (tmp_path / "v1").exists()) == (0, False)
 
 
 def test_weights_that_are_finite_and_whose_answers_are_not(
