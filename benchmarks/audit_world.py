@@ -301,7 +301,7 @@ CHEATS: dict[str, Cheat] = {
 
 
 def addmix3(folder: Path, versions: int) -> World:
-    from echo_hub.presets import preset
+    from echo_hub.commands.presets import preset
 
     world = World("addmix3", preset("addmix3", run_id="bench", overrides={}),
                   resolve_base("addmix3"), folder)  # fmt: skip
@@ -310,8 +310,8 @@ def addmix3(folder: Path, versions: int) -> World:
 
 
 def smollm2(folder: Path, base: Path | None, versions: int) -> World:
+    from echo_hub.commands.presets import preset
     from echo_hub.models.smollm2 import make_smollm2
-    from echo_hub.presets import preset
 
     base = base or make_smollm2(folder / "smollm2")
     config = preset("smollm2", run_id="bench", overrides={"base": {"path": str(base)}})

@@ -75,8 +75,8 @@ def trained(model: str, rate: float, count: int, root: Path, base: Path | None) 
     """Adapter folders of versions 1 to `count` of a run."""
     from audit_world import World
 
+    from echo_hub.commands.presets import preset
     from echo_hub.models.smollm2 import make_smollm2
-    from echo_hub.presets import preset
     from echo_hub.run_facts import resolve_base
 
     folder = root / model / f"{rate:g}"

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import trio
 
+from echo_hub.commands.presets import preset
+from echo_hub.commands.setup_run import write_bootstrap
 from echo_hub.paths import RunFolder
-from echo_hub.presets import preset
 from echo_hub.service import Hub, open_hub
-from echo_hub.setup_run import write_bootstrap
 from echo_p2p import PROTOCOL
 from echo_p2p.envelope import seal
 from echo_p2p.errors import NetError

@@ -25,7 +25,7 @@ import psutil
 
 KINDS = {
     "echo_hub.learner": "learner",
-    "echo_hub.scorer": "scorers",
+    "echo_hub.scoring.process": "scorers",
     "directory": "directory",
     "p2pd": "directory",
     "echo_node.engines": "engines",

@@ -22,13 +22,13 @@ from pathlib import Path
 
 import trio
 
-from echo_hub.assess import Group
 from echo_hub.config import RunConfig
-from echo_hub.front import Front
 from echo_hub.learner.messages import Audited
-from echo_hub.ledger import Ledger
+from echo_hub.ledger.ledger import Ledger
 from echo_hub.models import addmix3_path
-from echo_hub.scoring import open_scorers
+from echo_hub.rollouts.assess import Group
+from echo_hub.rollouts.front import Front
+from echo_hub.scoring.pool import open_scorers
 from echo_hub.tokens import Tokenizer
 from echo_p2p.envelope import open_envelope, seal
 from echo_p2p.identity import Identity, verify

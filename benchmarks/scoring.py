@@ -4,7 +4,7 @@
 
 A group has 8 answers. `addmix3` is the cheap reward: the pipe and the tokenizer are most of it.
 The costly one computes for 5 ms of one core for each answer, so its bound is the cores' number of
-groups in 40 ms. Ours is the pool of `echo_hub.scoring`; the bound of the cheap one is the same
+groups in 40 ms. Ours is the pool of `echo_hub.scoring.pool`; the bound of the cheap one is the same
 tasks and tokenizer called in a loop in this process, with no pipe, limits or deadline.
 """
 
@@ -21,7 +21,7 @@ import trio
 
 from echo_hub.config import RunConfig
 from echo_hub.models import addmix3_path
-from echo_hub.scoring import open_scorers
+from echo_hub.scoring.pool import open_scorers
 from echo_hub.tasks import make_task
 from echo_hub.tasks.replay import Answered
 from echo_hub.tokens import Tokenizer

@@ -29,10 +29,10 @@ from typing import Any, cast
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from echo_hub.commands.presets import Model, preset
 from echo_hub.config import RunConfig
 from echo_hub.models import addmix3_path
 from echo_hub.models.make_base import make_base
-from echo_hub.presets import Model, preset
 from echo_hub.tasks.base import Split
 
 SPLITS: tuple[Split, Split] = ("train", "heldout")

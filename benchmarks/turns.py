@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 import trio
 
+from echo_hub.commands.presets import preset
 from echo_hub.config import RunConfig
 from echo_hub.learner.client import open_learner
 from echo_hub.models import addmix3_path
-from echo_hub.presets import preset
 from echo_hub.tokens import Tokenizer
 from echo_node.engines.base import Completion, Job
 from echo_node.engines.dialogues import generate_dialogues

@@ -90,7 +90,7 @@ def init(
     ] = False,
 ) -> None:
     """Make a hub's identity, a commented run.toml, and bootstrap_peers.toml for volunteers."""
-    from echo_hub.setup_run import init_run
+    from echo_hub.commands.setup_run import init_run
 
     with _clearing_up():
         made = init_run(
@@ -116,7 +116,7 @@ def serve(
     json_lines: Json = False,
 ) -> None:
     """Serve a run until it is complete or stopped (Ctrl-C finishes the update in hand)."""
-    from echo_hub.serve import serve_run
+    from echo_hub.commands.serve import serve_run
 
     serve_run(config, json_lines=json_lines)
 
@@ -124,7 +124,7 @@ def serve(
 @app.command()
 def status(folder: Folder, json_output: Json = False) -> None:
     """What a run has done so far, from its ledger; works while it is being served."""
-    from echo_hub.status import read_status, render_status
+    from echo_hub.commands.status import read_status, render_status
 
     facts = read_status(folder)
     if json_output:
@@ -136,7 +136,7 @@ def status(folder: Folder, json_output: Json = False) -> None:
 @app.command()
 def resume(folder: Folder, json_output: Json = False) -> None:
     """Let a paused run go on. Also while serving."""
-    from echo_hub.resume import resume_run
+    from echo_hub.commands.resume import resume_run
 
     version = resume_run(folder)
     typer.echo(
@@ -147,7 +147,7 @@ def resume(folder: Folder, json_output: Json = False) -> None:
 @app.command()
 def nodes(folder: Folder, json_output: Json = False) -> None:
     """The nodes of a run: what they gave, their standing, and who is banned."""
-    from echo_hub.nodes import list_nodes, render_nodes
+    from echo_hub.commands.nodes import list_nodes, render_nodes
 
     found = list_nodes(folder)
     if json_output:
@@ -167,7 +167,7 @@ def ban(
     json_output: Json = False,
 ) -> None:
     """Shut a node out; drop what waits of it and mark what was trained on. Also while serving."""
-    from echo_hub.nodes import set_ban
+    from echo_hub.commands.nodes import set_ban
 
     set_ban(folder, node, why)
     typer.echo(json.dumps({"banned": node}) if json_output else f"banned {node}")
@@ -176,7 +176,7 @@ def ban(
 @app.command()
 def unban(folder: Folder, node: Node, json_output: Json = False) -> None:
     """Let a banned node in again, as a newcomer. Also while serving."""
-    from echo_hub.nodes import set_ban
+    from echo_hub.commands.nodes import set_ban
 
     set_ban(folder, node, None)
     typer.echo(json.dumps({"unbanned": node}) if json_output else f"unbanned {node}")
@@ -219,7 +219,7 @@ def export(
     json_output: Json = False,
 ) -> None:
     """Write a version as a PEFT adapter or a merged model, with a card. Also while serving."""
-    from echo_hub.export import export_run
+    from echo_hub.commands.export import export_run
 
     with _clearing_up():
         made = export_run(folder, out, version=version, merge=merge)
@@ -244,8 +244,8 @@ def filter_prompts(
     json_output: Json = False,
 ) -> None:
     """Measure how often the base solves each prompt, and keep those worth training on."""
-    from echo_hub.filtering import Band, filter_run
-    from echo_hub.status import run_folder
+    from echo_hub.commands.filtering import Band, filter_run
+    from echo_hub.commands.status import run_folder
 
     def progress(task: str, done: int, total: int) -> None:
         if not json_output:
@@ -318,7 +318,7 @@ def demo(
     ] = None,
 ) -> None:
     """A hub and a few nodes on this machine: watch a policy learn, then a summary."""
-    from echo_hub.demo import DemoOptions, check_rise, run_demo
+    from echo_hub.commands.demo import DemoOptions, check_rise, run_demo
 
     options = DemoOptions(
         nodes=nodes,

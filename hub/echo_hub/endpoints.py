@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import trio
 
-from echo_hub.dissemination import Dissemination
-from echo_hub.doors import Allowances, KeysPerAddress
-from echo_hub.front import Front
-from echo_hub.publisher import Publisher
+from echo_hub.publish.dissemination import Dissemination
+from echo_hub.publish.publisher import Publisher
+from echo_hub.rollouts.doors import Allowances, KeysPerAddress
+from echo_hub.rollouts.front import Front
 from echo_p2p import PROTOCOL
 from echo_p2p.errors import PeerRefusedError
 from echo_p2p.net.host import Peer, Remote, Stream

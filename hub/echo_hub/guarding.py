@@ -17,12 +17,12 @@ from typing import Any
 
 import trio
 
-from echo_hub.buffer import ScoredGroup
-from echo_hub.checks import Code
-from echo_hub.front import Front
 from echo_hub.learner.guard import Why
-from echo_hub.ledger import Ledger
-from echo_hub.ledger_guard import REFUSED, GuardState, Pause
+from echo_hub.ledger.guard import REFUSED, GuardState, Pause
+from echo_hub.ledger.ledger import Ledger
+from echo_hub.rollouts.buffer import ScoredGroup
+from echo_hub.rollouts.checks import Code
+from echo_hub.rollouts.front import Front
 from echo_hub.setbacks import Setbacks
 from echo_p2p.errors import EchoError, UpdateRefusedError
 

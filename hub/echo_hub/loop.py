@@ -21,17 +21,17 @@ from typing import TypeVar
 import msgspec
 import trio
 
-from echo_hub.buffer import ScoredGroup
 from echo_hub.config import RunConfig
-from echo_hub.evaluation import Evaluated
-from echo_hub.front import Front
 from echo_hub.guarding import Guarding
 from echo_hub.learner.client import Learner
 from echo_hub.learner.messages import Trained
-from echo_hub.ledger import Ledger, Recovered
-from echo_hub.ledger_guard import ROLLED_BACK_TO, GuardState
+from echo_hub.ledger.guard import ROLLED_BACK_TO, GuardState
+from echo_hub.ledger.ledger import Ledger, Recovered
 from echo_hub.paths import RunFolder
-from echo_hub.publisher import Publisher
+from echo_hub.publish.publisher import Publisher
+from echo_hub.rollouts.buffer import ScoredGroup
+from echo_hub.rollouts.evaluation import Evaluated
+from echo_hub.rollouts.front import Front
 from echo_hub.setbacks import kept_versions, version_to_return_to
 from echo_hub.update_facts import Shares, UpdateFacts, facts_of
 from echo_p2p.errors import LearnerError, ProcessError

@@ -19,18 +19,18 @@ import trio
 
 from echo_hub.audit.request import audit_with
 from echo_hub.audit.rules import audit_rules
-from echo_hub.beacon import keep_record
 from echo_hub.config import RunConfig
-from echo_hub.dissemination import Dissemination
 from echo_hub.endpoints import Endpoints
-from echo_hub.front import Front
 from echo_hub.learner.client import Learner, open_learner
-from echo_hub.ledger import Ledger
+from echo_hub.ledger.ledger import Ledger
 from echo_hub.loop import LearnerLoop
 from echo_hub.paths import RunFolder
-from echo_hub.publisher import Publisher, describe_base, same_base
+from echo_hub.publish.beacon import keep_record
+from echo_hub.publish.dissemination import Dissemination
+from echo_hub.publish.publisher import Publisher, describe_base, same_base
+from echo_hub.rollouts.front import Front
 from echo_hub.run_facts import resolve_base, run_description
-from echo_hub.scoring import Scorers, open_scorers
+from echo_hub.scoring.pool import Scorers, open_scorers
 from echo_hub.tokens import Tokenizer
 from echo_p2p.artifact.store import Store
 from echo_p2p.envelope import seal

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from echo_hub.checks import Code
+from echo_hub.rollouts.checks import Code
 
 RATE_WINDOW_S = 30.0
 

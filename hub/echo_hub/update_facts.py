@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from echo_hub.curriculum import by_task
 from echo_hub.learner.client import Spent
 from echo_hub.learner.messages import Trained
+from echo_hub.rollouts.curriculum import by_task
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from attack_support import GROUP, Arena
 
-from echo_hub.checks import Code
+from echo_hub.rollouts.checks import Code
 from echo_p2p.envelope import seal
 from echo_p2p.wire import Submission
 

@@ -22,13 +22,13 @@ import torch
 import trio
 from sqlalchemy import select
 
+from echo_hub.commands.presets import preset
 from echo_hub.config import RunConfig
-from echo_hub.ledger import read_facts
-from echo_hub.ledger_schema import groups, open_engine
+from echo_hub.ledger.ledger import read_facts
+from echo_hub.ledger.schema import groups, open_engine
 from echo_hub.models import addmix3_path
-from echo_hub.pace import Paces
 from echo_hub.paths import RunFolder
-from echo_hub.presets import preset
+from echo_hub.rollouts.pace import Paces
 from echo_hub.service import Hub, open_hub
 from echo_hub.tally import FrontSnapshot
 from echo_hub.tokens import Tokenizer

@@ -8,8 +8,8 @@ from attack_registry import attack, lie
 from attack_support import GROUP, LIMIT, Arena
 from msgspec.structs import replace
 
-from echo_hub.checks import Code
 from echo_hub.models import addmix3_path
+from echo_hub.rollouts.checks import Code
 from echo_hub.tokens import Tokenizer
 from echo_p2p.wire import (
     Rollout,

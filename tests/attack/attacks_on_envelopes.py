@@ -9,7 +9,7 @@ import msgspec
 from attack_registry import forge
 from attack_support import RUN_ID, Arena, seal_raw
 
-from echo_hub.checks import Code
+from echo_hub.rollouts.checks import Code
 from echo_p2p import PROTOCOL
 from echo_p2p.envelope import seal
 from echo_p2p.wire import MIB, RunRecord, Submission

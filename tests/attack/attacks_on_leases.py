@@ -9,7 +9,7 @@ from attack_support import Arena
 from attacks_on_answers import logprob, logprobs_made_up
 from msgspec.structs import replace
 
-from echo_hub.checks import Code
+from echo_hub.rollouts.checks import Code
 from echo_p2p.envelope import seal
 from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import Submission

@@ -14,8 +14,8 @@ from types import ModuleType
 
 import pytest
 
-from echo_hub import assess, checks, intake
-from echo_hub.checks import Code
+from echo_hub.rollouts import assess, checks, intake
+from echo_hub.rollouts.checks import Code
 
 _USERS: tuple[ModuleType, ...] = (checks, intake, assess)
 _SOURCE = inspect.getsource(checks)

@@ -8,8 +8,8 @@ import pytest
 import trio
 from attack_support import ANSWER_S, RUN_ID, Arena, Node
 
-from echo_hub.accusations import Accusations
-from echo_hub.ledger import read_facts, read_nodes
+from echo_hub.ledger.ledger import read_facts, read_nodes
+from echo_hub.publish.accusations import Accusations
 from echo_p2p import PROTOCOL
 from echo_p2p.net.rpc import ask
 from echo_p2p.wire import (

@@ -6,7 +6,7 @@ import pytest
 import trio
 from attack_support import ANSWER_S, RUN_ID, Arena, Node
 
-from echo_hub.doors import Allowances
+from echo_hub.rollouts.doors import Allowances
 from echo_p2p.net.rpc import ask
 from echo_p2p.wire import CONTROL_PROTOCOL, Latest, LatestRequest
 

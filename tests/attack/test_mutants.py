@@ -11,8 +11,8 @@ from attack_support import Arena
 from attacks import ATTACKS, Attack
 from mutants import CHECKS, Check
 
-from echo_hub.assess import Assessed, Assessor, Group
-from echo_hub.checks import Code, Rejection
+from echo_hub.rollouts.assess import Assessed, Assessor, Group
+from echo_hub.rollouts.checks import Code, Rejection
 from echo_p2p import envelope
 from echo_p2p.errors import PeerRefusedError
 

@@ -20,14 +20,14 @@ from attack_support import Arena, open_arena, small_run
 from msgspec.structs import replace
 from mutants import CHECKS
 
-from echo_hub.checks import Code
+from echo_hub.commands.resume import resume_run
+from echo_hub.commands.status import read_status
+from echo_hub.commands.template import render_config
 from echo_hub.config import AuditSection
 from echo_hub.guarding import Notice
-from echo_hub.ledger import read_facts
+from echo_hub.ledger.ledger import read_facts
 from echo_hub.models.make_addmix3 import VOCABULARY, encode
-from echo_hub.resume import resume_run
-from echo_hub.status import read_status
-from echo_hub.template import render_config
+from echo_hub.rollouts.checks import Code
 from echo_p2p.errors import LedgerError
 from echo_p2p.wire import Lease, Submission, pack_logprobs, pack_tokens, unpack_tokens
 

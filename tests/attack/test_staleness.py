@@ -11,7 +11,7 @@ from attack_support import GROUP, Arena, open_arena, small_run
 from msgspec.structs import replace
 from mutants import CHECKS
 
-from echo_hub.checks import Code
+from echo_hub.rollouts.checks import Code
 from echo_p2p.wire import Submission
 
 STALENESS = 2

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from echo_hub.commands.presets import preset
+from echo_hub.commands.setup_run import init_run
+from echo_hub.commands.template import render_config
 from echo_hub.config import load_config
-from echo_hub.presets import preset
-from echo_hub.setup_run import init_run
-from echo_hub.template import render_config
 
 Event = dict[str, Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from echo_hub.demo import DemoOptions, run_demo
+from echo_hub.commands.demo import DemoOptions, run_demo
 from echo_p2p.errors import ConfigError
 
 FIELDS = {

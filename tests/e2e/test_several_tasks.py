@@ -11,9 +11,9 @@ import pytest
 from programs import Stage, named
 from test_late_joiner import status
 
+from echo_hub.commands.template import render_config
 from echo_hub.config import RunConfig, load_config
 from echo_hub.tasks.mixture import MOST_ARMS
-from echo_hub.template import render_config
 
 
 def impossible(path: Path) -> str:

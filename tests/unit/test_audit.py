@@ -18,11 +18,11 @@ from echo_hub.audit.derive import Auditor
 from echo_hub.audit.margins import group_keys, token_evidence
 from echo_hub.audit.reader import Reader
 from echo_hub.audit.sequential import EDGES, NodeEvidence
-from echo_hub.checks import Code, check_audit
 from echo_hub.learner.messages import Audit, Audited, AuditRollout
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.trainer import Trainer
 from echo_hub.models import addmix3_path
+from echo_hub.rollouts.checks import Code, check_audit
 from echo_node.engines.torch import TorchEngine
 from echo_p2p.errors import LearnerError
 from echo_p2p.sampling import gumbel_numpy, row_keys

@@ -18,12 +18,12 @@ from echo_hub.audit.calibration import Calibration, Setting, calibrate, load, sa
 from echo_hub.audit.honest import calibrate_run
 from echo_hub.audit.rules import audit_rules, base_digest
 from echo_hub.audit.sequential import EDGES, FLOAT32
+from echo_hub.commands.presets import preset
+from echo_hub.commands.template import render_config
 from echo_hub.config import RunConfig
 from echo_hub.learner.messages import Audited
 from echo_hub.models import addmix3_path
 from echo_hub.paths import RunFolder
-from echo_hub.presets import preset
-from echo_hub.template import render_config
 from echo_p2p.errors import ConfigError
 
 SETTING = Setting(base="ab", dtype="float32", temperature=1.0, top_k=0, top_p=1.0)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.buffer import Buffer, ScoredGroup
 from echo_hub.learner.messages import Trained, TrainRollout
 from echo_hub.learner.penalties import all_alike
 from echo_hub.loop import metrics_of_all
+from echo_hub.rollouts.buffer import Buffer, ScoredGroup
 
 
 def group(number: int, version: int, node: int = 0) -> ScoredGroup:

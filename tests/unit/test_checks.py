@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from echo_hub.checks import (
+from echo_hub.learner.messages import Audited
+from echo_hub.rollouts.checks import (
     ClosedLease,
     Code,
     Rejection,
@@ -23,8 +24,7 @@ from echo_hub.checks import (
     check_lease,
     lowest_logprob,
 )
-from echo_hub.learner.messages import Audited
-from echo_hub.leases import OpenLease
+from echo_hub.rollouts.leases import OpenLease
 from echo_p2p.envelope import Opened, seal
 from echo_p2p.identity import Identity
 from echo_p2p.sampling import gumbel_numpy, row_keys

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echo_hub.commands.template import render_config
 from echo_hub.config import CurriculumSection, RunConfig, TaskSection
-from echo_hub.curriculum import Curriculum, History, TaskMeters, _Weights, by_task
+from echo_hub.rollouts.curriculum import Curriculum, History, TaskMeters, _Weights, by_task
 from echo_hub.tasks.mixture import MOST_ARMS, Mixture
-from echo_hub.template import render_config
 from echo_p2p.errors import ConfigError
 from echo_p2p.toml import parse_toml
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.doors import KEY_MEMORY_S, Allowances, KeysPerAddress, network_of
-from echo_hub.pace import Paces
-from echo_hub.verdicts import Verdicts
+from echo_hub.rollouts.doors import KEY_MEMORY_S, Allowances, KeysPerAddress, network_of
+from echo_hub.rollouts.pace import Paces
+from echo_hub.rollouts.verdicts import Verdicts
 from echo_p2p.wire import MAX_VERDICTS, Receipt
 
 

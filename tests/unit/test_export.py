@@ -17,18 +17,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from echo_hub.cli import app
+from echo_hub.commands.export import export_run
+from echo_hub.commands.model_card import MOST_ROWS, CardFacts, Contributor, plain, render_card
+from echo_hub.commands.template import render_config
 from echo_hub.config import RunConfig
-from echo_hub.evaluation import Evaluated, estimate
-from echo_hub.export import export_run
 from echo_hub.learner.trainer import Trainer
-from echo_hub.leases import OpenLease
-from echo_hub.ledger import Ledger
-from echo_hub.ledger_history import UpdateRow
-from echo_hub.model_card import MOST_ROWS, CardFacts, Contributor, plain, render_card
+from echo_hub.ledger.history import UpdateRow
+from echo_hub.ledger.ledger import Ledger
 from echo_hub.models import addmix3_path
 from echo_hub.models.make_addmix3 import encode
 from echo_hub.paths import RunFolder
-from echo_hub.template import render_config
+from echo_hub.rollouts.evaluation import Evaluated, estimate
+from echo_hub.rollouts.leases import OpenLease
 from echo_p2p.errors import ConfigError, LedgerError
 from echo_p2p.identity import Identity, peer_id_of
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.filtering import Band, filter_run
+from echo_hub.commands.filtering import Band, filter_run
+from echo_hub.commands.presets import preset
+from echo_hub.commands.template import render_config
 from echo_hub.models import addmix3_path
 from echo_hub.paths import RunFolder
-from echo_hub.presets import preset
-from echo_hub.scorer import MakePrompts, Scorer, Setup, TaskSetup
+from echo_hub.scoring.process import MakePrompts, Scorer, Setup, TaskSetup
 from echo_hub.tasks.kept import read_kept
 from echo_hub.tasks.mixture import Mixture
-from echo_hub.template import render_config
 from echo_p2p.errors import ConfigError
 
 

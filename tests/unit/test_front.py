@@ -15,15 +15,15 @@ import trio.lowlevel
 from sqlalchemy.exc import OperationalError
 from trio.testing import wait_all_tasks_blocked
 
-from echo_hub.assess import Group
 from echo_hub.config import RunConfig
-from echo_hub.curriculum import by_task
-from echo_hub.evaluation import Evaluated
-from echo_hub.front import Front, FrontSnapshot
 from echo_hub.learner.messages import Audited
-from echo_hub.ledger import Ledger
+from echo_hub.ledger.ledger import Ledger
 from echo_hub.models import addmix3_path
-from echo_hub.scoring import open_scorers
+from echo_hub.rollouts.assess import Group
+from echo_hub.rollouts.curriculum import by_task
+from echo_hub.rollouts.evaluation import Evaluated
+from echo_hub.rollouts.front import Front, FrontSnapshot
+from echo_hub.scoring.pool import open_scorers
 from echo_hub.tasks.mixture import MOST_ARMS
 from echo_hub.tokens import Tokenizer
 from echo_p2p.envelope import open_envelope, seal
@@ -518,7 +518,7 @@ def test_an_evaluation_goes_first_and_stays_out_of_the_buffer(world: World) -> N
 
 
 def test_an_outdated_evaluation_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_hub.front.EVALUATION_PATIENCE_S", 0.0)
+    monkeypatch.setattr("echo_hub.rollouts.front.EVALUATION_PATIENCE_S", 0.0)
 
     async def body(front: Front, ledger: Ledger) -> None:
         node = Node(front)
@@ -589,7 +589,7 @@ def test_what_could_not_be_kept_can_be_handed_in_again(
         node = Node(front)
         (lease,) = await node.leases(1)
         with monkeypatch.context() as patch:
-            patch.setattr("echo_hub.ledger_rows.add_groups", full)
+            patch.setattr("echo_hub.ledger.rows.add_groups", full)
             with pytest.raises(LedgerError, match="disk is full"):
                 await node.submit(node.answer(lease))
         assert front.snapshot().running == 1
@@ -618,7 +618,7 @@ def test_prompts_that_cannot_be_made_are_passed_over_and_stop_the_hub_in_the_end
 def test_one_task_that_makes_no_prompts_stops_the_hub_though_another_does(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("echo_hub.granting._MOST_BAD_PROMPTS", 20)
+    monkeypatch.setattr("echo_hub.rollouts.granting._MOST_BAD_PROMPTS", 20)
     world.config = config(  # room for a sum, and for no more
         sampling={"max_new_tokens": 480},
         tasks=[{"name": "addmix3"}, {"name": "few-shot-addition"}],

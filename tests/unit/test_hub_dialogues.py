@@ -16,11 +16,11 @@ import trio
 import trio.testing
 
 from echo_hub.config import RunConfig
-from echo_hub.dialogues import Dialogues
-from echo_hub.leases import OpenLease
-from echo_hub.ledger import Ledger
+from echo_hub.ledger.ledger import Ledger
 from echo_hub.models import addmix3_path
-from echo_hub.scoring import open_scorers
+from echo_hub.rollouts.dialogues import Dialogues
+from echo_hub.rollouts.leases import OpenLease
+from echo_hub.scoring.pool import open_scorers
 from echo_hub.tokens import Tokenizer
 from echo_p2p.errors import PeerRefusedError
 from echo_p2p.nursery import open_nursery

@@ -11,12 +11,12 @@ import trio
 from sqlalchemy import select
 from test_front import HONEST, HUB, Node, World, config, until
 
-from echo_hub.assess import Group
-from echo_hub.front import Front
 from echo_hub.learner.messages import Audited
-from echo_hub.ledger import Ledger, leave_request, read_facts, read_nodes, request_is_done
-from echo_hub.ledger_schema import groups
-from echo_hub.reputation import Record
+from echo_hub.ledger.ledger import Ledger, leave_request, read_facts, read_nodes, request_is_done
+from echo_hub.ledger.schema import groups
+from echo_hub.rollouts.assess import Group
+from echo_hub.rollouts.front import Front
+from echo_hub.rollouts.reputation import Record
 from echo_p2p.envelope import open_envelope
 from echo_p2p.errors import PeerRefusedError
 from echo_p2p.wire import LeaseRequest, LeaseReturn, Receipt
@@ -281,8 +281,8 @@ def test_a_flood_of_bad_submissions_is_slowed_down_and_an_honest_node_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = world(tmp_path)
-    monkeypatch.setattr("echo_hub.keeper.REJECTIONS_AT_ONCE", 4)
-    monkeypatch.setattr("echo_hub.keeper.REJECTIONS_PER_S", 1e-6)
+    monkeypatch.setattr("echo_hub.rollouts.keeper.REJECTIONS_AT_ONCE", 4)
+    monkeypatch.setattr("echo_hub.rollouts.keeper.REJECTIONS_PER_S", 1e-6)
 
     async def body(front: Front, ledger: Ledger) -> None:
         bad, good = Node(front, "bad"), Node(front, "good")

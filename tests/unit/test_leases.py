@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.buffer import Buffer, ScoredGroup
-from echo_hub.leases import LeaseBook, LeaseRules, OpenLease, lease_seed
+from echo_hub.rollouts.buffer import Buffer, ScoredGroup
+from echo_hub.rollouts.leases import LeaseBook, LeaseRules, OpenLease, lease_seed
 
 SECRET = b"s" * 32
 NODES = [bytes([i]) * 32 for i in range(3)]

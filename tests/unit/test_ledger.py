@@ -17,10 +17,10 @@ import pytest
 import trio
 from sqlalchemy import select
 
-from echo_hub.evaluation import Evaluated, estimate
-from echo_hub.leases import OpenLease
-from echo_hub.ledger import Ledger, Recovered, read_facts
-from echo_hub.ledger_schema import groups, leases, open_engine, unfinished
+from echo_hub.ledger.ledger import Ledger, Recovered, read_facts
+from echo_hub.ledger.schema import groups, leases, open_engine, unfinished
+from echo_hub.rollouts.evaluation import Evaluated, estimate
+from echo_hub.rollouts.leases import OpenLease
 from echo_p2p.errors import LedgerError
 
 NODE = b"n" * 32
@@ -315,7 +315,7 @@ import sys, trio
 from pathlib import Path
 sys.path.insert(0, str(Path(sys.argv[2])))
 from test_ledger import lease
-from echo_hub.ledger import Ledger
+from echo_hub.ledger.ledger import Ledger
 
 async def answer(ledger, number):
     one = lease(number)

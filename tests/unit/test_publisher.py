@@ -12,8 +12,8 @@ import pytest
 from net_support import ANY_PORT, in_trio
 from safetensors.numpy import save_file
 
-from echo_hub.ledger import Ledger
-from echo_hub.publisher import Published, Publisher
+from echo_hub.ledger.ledger import Ledger
+from echo_hub.publish.publisher import Published, Publisher
 from echo_p2p.artifact import rebuild as rebuild_module
 from echo_p2p.artifact.manifest import check_leads_to
 from echo_p2p.artifact.rebuild import rebuild

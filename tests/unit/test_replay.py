@@ -9,7 +9,7 @@ import pytest
 
 from echo_hub import tasks
 from echo_hub.models import addmix3_path
-from echo_hub.scorer import (
+from echo_hub.scoring.process import (
     Altered,
     Answer,
     Failed,

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_hub.audit.sequential import EDGES, NodeEvidence
-from echo_hub.checks import Code
 from echo_hub.config import AuditSection
 from echo_hub.learner.messages import Audited
-from echo_hub.reputation import DAY_S, FAULTS, InOrder, Record, Reputation
+from echo_hub.rollouts.checks import Code
+from echo_hub.rollouts.reputation import DAY_S, FAULTS, InOrder, Record, Reputation
 
 NODE, OTHER = b"n" * 32, b"o" * 32
 RULES = AuditSection()

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from echo_hub.ledger import Ledger
-from echo_hub.ledger_guard import ROLLED_BACK_TO, GuardState, Pause
-from echo_hub.presets import preset
-from echo_hub.resume import resume_run
-from echo_hub.status import read_status, rows_of
-from echo_hub.template import render_config
+from echo_hub.commands.presets import preset
+from echo_hub.commands.resume import resume_run
+from echo_hub.commands.status import read_status, rows_of
+from echo_hub.commands.template import render_config
+from echo_hub.ledger.guard import ROLLED_BACK_TO, GuardState, Pause
+from echo_hub.ledger.ledger import Ledger
 from echo_p2p.errors import LedgerError
 
 PAUSE = Pause(version=4, why="3 updates in a row were refused.", at=1000.0)

@@ -135,7 +135,7 @@ def test_code_is_a_reward(tmp_path: Path) -> None:
 @needs_bubblewrap
 def test_it_runs_under_the_limits_of_a_scorer() -> None:
     source = (
-        "from echo_hub.confine import close_network, limit_memory\n"
+        "from echo_hub.scoring.confine import close_network, limit_memory\n"
         "from echo_hub.tasks.sandbox import run_python\n"
         "limit_memory(512); close_network()\n"
         "print(run_python('print(6 * 7)').stdout)"

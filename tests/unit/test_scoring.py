@@ -14,11 +14,11 @@ import pytest
 import trio
 from net_support import until
 
-from echo_hub.checks import Code, Rejection
 from echo_hub.config import RunConfig
 from echo_hub.models import addmix3_path
-from echo_hub.scorer import checked_prompt
-from echo_hub.scoring import Scorers, open_scorers
+from echo_hub.rollouts.checks import Code, Rejection
+from echo_hub.scoring.pool import Scorers, open_scorers
+from echo_hub.scoring.process import checked_prompt
 from echo_hub.tasks import Prompt
 from echo_hub.tasks.replay import Answered
 from echo_hub.tokens import Tokenizer
@@ -116,7 +116,7 @@ def _scorer_processes() -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children(recursive=True)
-        if "echo_hub.scorer" in " ".join(child.cmdline()) and child not in OTHERS
+        if "echo_hub.scoring.process" in " ".join(child.cmdline()) and child not in OTHERS
     ]
 
 
@@ -294,7 +294,7 @@ def test_a_pool_goes_on_while_one_scorer_hangs() -> None:
 
 def test_the_scorer_imports_no_torch() -> None:
     async def main() -> None:
-        code = "import echo_hub.scorer, reasoning_gym, sys; print('torch' in sys.modules)"
+        code = "import echo_hub.scoring.process, reasoning_gym, sys; print('torch' in sys.modules)"
         result = await trio.run_process([sys.executable, "-c", code], capture_stdout=True)
         assert result.stdout == b"False\n"
 

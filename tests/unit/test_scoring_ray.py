@@ -15,10 +15,10 @@ import pytest
 import trio
 from test_scoring import BASE, answer, config, hostile
 
-from echo_hub.checks import Rejection
-from echo_hub.ray_place import Place, ScorerLostError
-from echo_hub.scorer import ANSWERS, Failed, MakePrompts, Prompts, Ready, Setup, TaskSetup
-from echo_hub.scoring import open_scorers
+from echo_hub.rollouts.checks import Rejection
+from echo_hub.scoring.pool import open_scorers
+from echo_hub.scoring.process import ANSWERS, Failed, MakePrompts, Prompts, Ready, Setup, TaskSetup
+from echo_hub.scoring.ray_place import Place, ScorerLostError
 from echo_p2p.errors import ProcessError
 from echo_p2p.wire import decode, encode
 

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from echo_hub import seccomp
+from echo_hub.scoring import seccomp
 
 pytestmark = pytest.mark.skipif(seccomp.machine() is None, reason="no such filters here")
 
 PROGRAM = """
 import os, socket, subprocess, sys, threading
-from echo_hub import seccomp
+from echo_hub.scoring import seccomp
 column = seccomp.machine()
 answer = []
 go = threading.Event()

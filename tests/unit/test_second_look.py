@@ -9,15 +9,15 @@ from typing import Any
 from sqlalchemy import select
 from test_front import HONEST, Node, World, config, until
 
-from echo_hub.assess import Group
-from echo_hub.buffer import ScoredGroup
-from echo_hub.front import Front
 from echo_hub.guarding import Guarding
 from echo_hub.learner.guard import Why
 from echo_hub.learner.messages import Audited
-from echo_hub.ledger import Ledger
-from echo_hub.ledger_guard import GuardState
-from echo_hub.ledger_schema import groups as rows
+from echo_hub.ledger.guard import GuardState
+from echo_hub.ledger.ledger import Ledger
+from echo_hub.ledger.schema import groups as rows
+from echo_hub.rollouts.assess import Group
+from echo_hub.rollouts.buffer import ScoredGroup
+from echo_hub.rollouts.front import Front
 from echo_p2p.errors import UpdateRefusedError
 
 REFUSED = UpdateRefusedError("its nodes and the learner differ.", why=Why.MISMATCH, back_to=0)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from echo_hub.commands.setup_run import init_run
 from echo_hub.config import load_config
 from echo_hub.folders import whole_folder
 from echo_hub.models import make_base, smollm2
 from echo_hub.paths import RunFolder
-from echo_hub.setup_run import init_run
 from echo_p2p.bootstrap import Bootstrap, RunEntry, is_loopback
 from echo_p2p.errors import ConfigError
 from echo_p2p.identity import Identity

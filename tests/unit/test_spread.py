@@ -11,11 +11,11 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub import ledger_swarm
-from echo_hub import spread as spread_module
-from echo_hub.accusations import MOST_ACCUSED, QUORUM, Accusations
-from echo_hub.ledger import Ledger, read_facts, read_nodes
-from echo_hub.spread import OPEN_VERSIONS, SHOWN, Spread, Spreads, sentence_of, summary_of
+from echo_hub.ledger import swarm as ledger_swarm
+from echo_hub.ledger.ledger import Ledger, read_facts, read_nodes
+from echo_hub.publish import spread as spread_module
+from echo_hub.publish.accusations import MOST_ACCUSED, QUORUM, Accusations
+from echo_hub.publish.spread import OPEN_VERSIONS, SHOWN, Spread, Spreads, sentence_of, summary_of
 
 BASE = Spread(artifact=b"base", kind="base", version=0, size=1000, at=50.0)
 NODES = [f"node {number}" for number in range(10)]

@@ -12,9 +12,9 @@ from learner_support import make_config
 
 from echo_hub.learner.messages import Failed, Start
 from echo_hub.learner.process import Server
-from echo_hub.ledger import Ledger
+from echo_hub.ledger.ledger import Ledger
 from echo_hub.models import addmix3_path
-from echo_hub.publisher import describe_base, same_base
+from echo_hub.publish.publisher import describe_base, same_base
 from echo_hub.tokens import Tokenizer
 from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.errors import ConfigError

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from echo_hub.status import render_status, rows_of
+from echo_hub.commands.status import render_status, rows_of
 
 NOW = 1_700_000_000.0
 FACTS = {

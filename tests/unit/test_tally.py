@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from echo_hub.checks import Code
-from echo_hub.evaluation import Evaluated, Evaluation, estimate
+from echo_hub.rollouts.checks import Code
+from echo_hub.rollouts.evaluation import Evaluated, Evaluation, estimate
 from echo_hub.tally import RATE_WINDOW_S, Tally
 
 A, B = b"a" * 32, b"b" * 32

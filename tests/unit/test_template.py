@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from echo_hub.commands.presets import MODELS, Model, preset
+from echo_hub.commands.template import render_config
 from echo_hub.config import RunConfig
-from echo_hub.presets import MODELS, Model, preset
-from echo_hub.template import render_config
 from echo_p2p.errors import ConfigError
 from echo_p2p.identity import peer_id_of
 from echo_p2p.toml import parse_toml

@@ -14,9 +14,17 @@ import pytest
 from chat_bases import CONTEXT, TEMPLATES, make_chat_base
 from transformers import PreTrainedTokenizerFast
 
-from echo_hub.assess import Group
-from echo_hub.leases import OpenLease
-from echo_hub.scorer import MadePrompt, MakePrompts, Score, Scored, Scorer, Setup, TaskSetup
+from echo_hub.rollouts.assess import Group
+from echo_hub.rollouts.leases import OpenLease
+from echo_hub.scoring.process import (
+    MadePrompt,
+    MakePrompts,
+    Score,
+    Scored,
+    Scorer,
+    Setup,
+    TaskSetup,
+)
 from echo_hub.tasks import TASK_NAMES, make_task
 from echo_hub.tasks.replay import Answered
 from echo_hub.tokens import Tokenizer

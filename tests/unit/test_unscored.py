@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.checks import Code, Rejection
-from echo_hub.unscored import Unscored
+from echo_hub.rollouts.checks import Code, Rejection
+from echo_hub.rollouts.unscored import Unscored
 
 
 def test_the_operator_hears_of_the_first_and_of_rows(caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,7 @@ from echo_hub.learner.client import Learner, open_learner
 from echo_hub.learner.messages import Audit, Audited, AuditRollout
 from echo_hub.paths import RunFolder
 from echo_hub.run_facts import resolve_base
-from echo_hub.scoring import Scorers, open_scorers
+from echo_hub.scoring.pool import Scorers, open_scorers
 from echo_hub.tokens import Tokenizer
 from echo_p2p.errors import ConfigError
 from echo_p2p.wire import Sampling

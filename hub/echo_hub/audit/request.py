@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from echo_hub.assess import Audit as AuditCall
-from echo_hub.assess import Group
 from echo_hub.learner.client import Learner
 from echo_hub.learner.messages import Audit, Audited
 from echo_hub.paths import RunFolder
+from echo_hub.rollouts.assess import Audit as AuditCall
+from echo_hub.rollouts.assess import Group
 from echo_p2p.errors import EchoError, LearnerError, ProcessError
 
 AUDIT_DEADLINE_S = 900.0

@@ -17,11 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from echo_hub.buffer import Buffer, ScoredGroup
-from echo_hub.leases import LeaseBook, LeaseRules
-from echo_hub.pace import Paces
 from echo_hub.planner.system import Churn, Node, Run, broadcast_bound, group_seconds, longest_of
 from echo_hub.planner.world import Change, Controller, Result, World
+from echo_hub.rollouts.buffer import Buffer, ScoredGroup
+from echo_hub.rollouts.leases import LeaseBook, LeaseRules
+from echo_hub.rollouts.pace import Paces
 
 _SECRET = bytes(32)
 

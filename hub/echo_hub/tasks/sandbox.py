@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from echo_hub import seccomp
+from echo_hub.scoring import seccomp
 from echo_p2p.errors import SandboxError
 
 MIB = 1 << 20

@@ -1,0 +1,1 @@
+"""What the commands of `echo-hub` do; `echo_hub.cli` parses for them."""

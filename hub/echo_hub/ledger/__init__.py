@@ -1,0 +1,1 @@
+"""SQLite: what the hub acknowledged is in it. Asked through `ledger.Ledger` alone."""
