@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from echo_hub.models.habits import RECIPES, Episode, Recipe
+from echo_hub.models.habits import RECIPES, Episode, Recipe, noted, possibilities
 from echo_hub.models.make_base import make_base, make_tokenizer
+from echo_hub.models.plans import planned
 from echo_hub.tasks import make_task
 from echo_hub.tasks.base import Prompt, Transcript
 from echo_hub.tokens import Tokenizer
 from echo_p2p.environments import environment
+from echo_p2p.environments.sokoban import parse_board
 from echo_p2p.errors import ConfigError
 
 
@@ -86,6 +88,28 @@ def test_episodes_fit_and_are_read_as_they_were_written(name: str, tmp_path: Pat
         assert sum(lengths) <= recipe.context
         assert sum(lengths[1:]) <= recipe.max_new_tokens
         assert max(lengths[1::2]) <= (recipe.turn_tokens or recipe.max_new_tokens)
+
+
+def test_a_plan_names_cells_push_way_and_moves() -> None:
+    board = parse_board("#####\n#@__#\n#_$.#\n#__##\n#####")
+    assert planned(board) == [
+        "1@2_3_4_5$6.7_8_9#\n@1$5.6#9:46\n1>4>5<answer>Down || Right</answer>"
+    ]
+
+
+def test_possibilities_are_ruled_out_until_one_is_left() -> None:
+    # A: B is a knave. B: A and C are of the same kind. C: none of us is a knight.
+    statements = (("knave", 1), ("same", 0, 2), ("count", 0))
+    assert possibilities(statements) == "A: 00111100\nB: 10010110\nC: 01010100\n0004\n"
+
+
+def test_a_story_is_noted_in_short() -> None:
+    story = (
+        "Ada has 8 eggs. Ada gives half of them away. Ada buys 3 packs of 4 eggs. "
+        "Ada loses 2 eggs. Ada wins as many eggs again. Ada finds 5 eggs. Ada gives 2 eggs away. "
+        "How many eggs does Ada have now?"
+    )
+    assert noted(story) == ["8", "/2", "+3*4", "-2", "*2", "+5", "-2"]
 
 
 def test_a_base_is_made_and_its_tokenizer_is_the_hubs(tmp_path: Path) -> None:

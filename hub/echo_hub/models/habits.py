@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
+from echo_hub.models import plans
 from echo_hub.tasks.base import Prompt
 from echo_hub.tasks.countdown import Countdown, evaluate
 from echo_hub.tasks.islanders import truths
@@ -28,12 +28,11 @@ from echo_hub.tasks.sokoban import Sokoban
 from echo_hub.tasks.wordle import LEVELS as WORDLE_LEVELS
 from echo_hub.tasks.wordle import Wordle
 from echo_p2p.environments import sokoban, wordle
-from echo_p2p.environments.sokoban import MOVES, Board, parse_board
+from echo_p2p.environments.sokoban import MOVES, parse_board
 
 Episode = list[tuple[str, bool]]
 
 TERSE: Mapping[str, Any] = {"wording": "terse"}
-_HALF = 0.4  # of the plans for Sokoban take two turns
 _FAR = 1 << 40  # no run gets to prompts of such an index
 
 
@@ -67,47 +66,29 @@ def drawn(rng: random.Random, task: Any) -> Prompt:
     return prompt
 
 
-# Sokoban: a shortest plan that solves the board, in one turn or two; or moves at random.
+# Sokoban: look, plan one push, make it, turn by turn; or move at random.
 
 
 def sokoban_episode(rng: random.Random, task: Sokoban, good: float) -> Episode:
     prompt = drawn(rng, task)
     board = parse_board(prompt.data["board"])
     if rng.random() < good:
-        plan = shortest(board) or []
-        halfway = rng.randrange(1, len(plan)) if len(plan) > 1 and rng.random() < _HALF else 0
-        parts = [part for part in (plan[:halfway], plan[halfway:]) if part]
+        answers = plans.planned(board)
     else:
-        parts = [
-            [rng.choice(MOVES) for _ in range(rng.randint(1, 5))] for _ in range(sokoban.MAX_TURNS)
+        answers = [
+            plans.answer([rng.choice(MOVES) for _ in range(rng.randint(1, 3))])
+            for _ in range(sokoban.MAX_TURNS)
         ]
     episode: Episode = [(prompt.text, False)]
     turns: list[str] = []
-    for moves in parts:
-        turns.append(tagged(" || ".join(moves)))
-        episode.append((turns[-1], True))
+    for answer in answers:
+        turns.append(answer)
+        episode.append((answer, True))
         said = sokoban.reply(prompt.data, turns)
         if said is None or len(turns) == sokoban.MAX_TURNS:
             break
         episode.append((said, False))
     return episode
-
-
-@lru_cache(maxsize=1 << 16)
-def shortest(board: Board) -> list[str] | None:
-    """The fewest moves that solve a board, found in breadth; None if nothing does."""
-    queue: deque[tuple[Board, list[str]]] = deque([(board, [])])
-    seen = {(board.boxes, board.player)}
-    while queue:
-        here, moves = queue.popleft()
-        if here.solved:
-            return moves
-        for move in MOVES:
-            after = here.after(move)
-            if (after.boxes, after.player) not in seen:
-                seen.add((after.boxes, after.player))
-                queue.append((after, [*moves, move]))
-    return None
 
 
 # Wordle: go through the letters, keeping those in their place, or guess anything.
@@ -132,14 +113,14 @@ def wordle_episode(rng: random.Random, task: Wordle, good: float) -> Episode:
     return episode
 
 
-# Knights and knaves: go through the possibilities, or name one.
+# Knights and knaves: rule possibilities out, or name one.
 
 
 def knights_episode(rng: random.Random, task: KnightsKnaves, good: float) -> Episode:
     prompt = drawn(rng, task)
     kinds = list(prompt.data["kinds"].values())
     if rng.random() < good:
-        work = "".join(tries_of(prompt.data["statements"]))
+        work = possibilities(prompt.data["statements"])
     else:
         kinds = [rng.choice(("knight", "knave")) for _ in kinds]
         work = ""
@@ -147,27 +128,28 @@ def knights_episode(rng: random.Random, task: KnightsKnaves, good: float) -> Epi
     return [(prompt.text, False), (work + tagged(said), True)]
 
 
-def tries_of(statements: tuple[Any, ...]) -> list[str]:
-    """Possibilities in a fixed order, as `TFT:TT`, until one fits.
+def possibilities(statements: tuple[Any, ...]) -> str:
+    """For each person, which possibilities agree with what they say; then the first that all allow.
 
-    Before the colon, who would tell the truth; after it, whether what each says would be true, up
-    to the first that does not agree with that.
+    A line is `A: 01100110`: a digit for all knights, all but the last, and so on to all knaves. The
+    last line has zeros, up to the number of the possibility that is left.
     """
     people = len(statements)
-    tries = []
-    for kinds in itertools.product((True, False), repeat=people):
-        number = sum(1 << i for i, knight in enumerate(kinds) if knight)
-        true = [bool(truths(statement, people) >> number & 1) for statement in statements]
-        agreeing = next((i for i in range(people) if true[i] != kinds[i]), people)
-        shown = true[: agreeing + 1]
-        tries.append(f"{_letters(kinds)}:{_letters(shown)}\n")
-        if agreeing == people:
-            break
-    return tries
-
-
-def _letters(values: Sequence[bool]) -> str:
-    return "".join("T" if value else "F" for value in values)
+    worlds = list(itertools.product((True, False), repeat=people))
+    numbers = [sum(1 << i for i, knight in enumerate(kinds) if knight) for kinds in worlds]
+    agree = [
+        [
+            bool(truths(statement, people) >> number & 1) == kinds[i]
+            for kinds, number in zip(worlds, numbers, strict=True)
+        ]
+        for i, statement in enumerate(statements)
+    ]
+    lines = [
+        f"{name}: {''.join(str(int(fits)) for fits in row)}\n"
+        for name, row in zip(LETTERS, agree, strict=False)
+    ]
+    left = [all(row[w] for row in agree) for w in range(len(worlds))].index(True)
+    return "".join(lines) + "0" * left + f"{left + 1}\n"
 
 
 # Countdown: try one sum after the other, or take the first.
@@ -194,17 +176,34 @@ def countdown_episode(rng: random.Random, task: Countdown, good: float) -> Episo
     return [(prompt.text, False), (work + tagged(way), True)]
 
 
-# Mathematics: calculate what happens step by step, or add up whatever numbers there are.
+# Mathematics: note what happens, calculate it step by step; or add up whatever numbers there are.
 
 
 def mathematics_episode(rng: random.Random, task: Mathematics, good: float) -> Episode:
     problem = task.problem("train", rng.randrange(_FAR, 2 * _FAR))
     if rng.random() < good:
-        work, answer = ", ".join(problem.steps), problem.answer
+        work = f"{', '.join(noted(problem.text))}: {', '.join(problem.steps)}"
+        answer = problem.answer
     else:
         total = sum(problem.numbers)
         work, answer = "+".join(map(str, problem.numbers)) + f"={total}", str(total)
     return [(f"{problem.text}\n", False), (f"{work}\n\\boxed{{{answer}}}", True)]
+
+
+def noted(story: str) -> list[str]:
+    """A story in short: what there was, and what happened to it, as `5`, `+3*4`, `-2`, `/2`."""
+    notes = []
+    for number, sentence in enumerate(story.split(". ")[:-1]):
+        of = "*".join(re.findall(r"\d+", sentence))
+        if number == 0:
+            notes.append(of)
+        elif "half" in sentence:
+            notes.append("/2")
+        elif "again" in sentence:
+            notes.append("*2")
+        else:
+            notes.append(("-" if "loses" in sentence or "gives" in sentence else "+") + of)
+    return notes
 
 
 _STORY_PHRASES = (
@@ -220,9 +219,9 @@ RECIPES: dict[str, Recipe] = {
         episode=sokoban_episode,
         good=0.35,
         batch=32,
-        steps=320,
-        max_new_tokens=220,
-        turn_tokens=40,
+        steps=900,
+        max_new_tokens=200,
+        turn_tokens=72,
         context=320,
         phrases=("<answer>", "</answer>", " || ", *MOVES),
     ),
@@ -242,10 +241,11 @@ RECIPES: dict[str, Recipe] = {
         options={**TERSE, "level": 2},
         episode=knights_episode,
         good=0.3,
-        steps=360,
-        max_new_tokens=80,
+        steps=540,
+        max_new_tokens=56,
         phrases=(
-            "<answer>", "</answer>", " is a knight", " is a knave", " is of the same kind as ",
+            "A: ", "B: ", "C: ", "<answer>", "</answer>", " is a knight", " is a knave",
+            " is of the same kind as ",
             " is of another kind than ", "exactly ", " of us are knights", "zero", "one", "two",
             "three",
         ),
@@ -263,8 +263,9 @@ RECIPES: dict[str, Recipe] = {
         options={**TERSE, "level": 1},
         episode=mathematics_episode,
         good=0.35,
-        steps=600,
-        max_new_tokens=48,
+        batch=32,
+        steps=1200,
+        max_new_tokens=80,
         phrases=_STORY_PHRASES,
     ),
 }  # fmt: skip
