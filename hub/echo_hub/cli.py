@@ -183,6 +183,24 @@ def unban(folder: Folder, node: Node, json_output: Json = False) -> None:
 
 
 @app.command()
+def trace(
+    folder: Folder,
+    rollout: Annotated[
+        str, typer.Argument(help="Its trace id; .N after it is rollout N; gN is group N.")
+    ],
+    json_output: Json = False,
+) -> None:
+    """What became of a rollout, from its lease to the update. Also while serving."""
+    from echo_hub.commands.trace import render_trace, trace_rollout
+
+    life = trace_rollout(folder, rollout)
+    if json_output:
+        typer.echo(json.dumps(life))
+    else:
+        render_trace(life)
+
+
+@app.command()
 def calibrate(
     folder: Folder,
     rollouts: Annotated[int, typer.Option(min=100, help="Honest rollouts to measure.")] = 2000,

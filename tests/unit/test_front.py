@@ -18,6 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 from echo_hub.config import RunConfig
 from echo_hub.learner.messages import Audited
 from echo_hub.ledger.ledger import Ledger
+from echo_hub.ledger.trace import read_life
 from echo_hub.models import addmix3_path
 from echo_hub.rollouts.assess import Group
 from echo_hub.rollouts.curriculum import by_task
@@ -228,6 +229,9 @@ def test_each_fault_has_its_code(world: World, code: str, changes: dict[str, Any
         rollouts = len(changes.get("rollouts", (1, 2)))
         assert front.snapshot().rollouts_rejected == {code: rollouts}
         assert front.snapshot().rollouts_accepted == 0
+        life = read_life(ledger.path, lease.lease_id.hex())
+        refused = [step.facts["code"] for step in life.steps if step.what == "refused"]
+        assert refused == ([] if code in ("wrong_run", "unknown_lease") else [code])
 
     world.run(body)
 

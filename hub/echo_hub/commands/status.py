@@ -66,9 +66,9 @@ def _value(key: str, value: Any, now: float) -> str:
     if value is None or value in ({}, []):
         return "-"
     if key == "last_update_at":
-        return _moment(value, now)
+        return moment(value, now)
     if key == "paused":
-        return f"since {_moment(value['at'], now)}, at version {value['version']}: {value['why']}"
+        return f"since {moment(value['at'], now)}, at version {value['version']}: {value['why']}"
     if key == "evaluations":
         return _evaluations_in_words(value)
     if key == "tasks":
@@ -104,9 +104,10 @@ def sentence_of_task(metrics: dict[str, float]) -> str:
     )
 
 
-def _moment(at: float, now: float) -> str:
-    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    return f"{moment} ({_age(now - at)} ago)"
+def moment(at: float, now: float) -> str:
+    """A time and how long ago it was; both in Unix seconds."""
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return f"{clock} ({_age(now - at)} ago)"
 
 
 def _age(seconds: float) -> str:

@@ -324,7 +324,7 @@ def _check_or_create(engine: Engine, path: Path, run_id: str) -> bytes:
 
 
 @contextmanager
-def _beside(path: Path, *, read_only: bool = True) -> Iterator[Connection]:
+def beside(path: Path, *, read_only: bool = True) -> Iterator[Connection]:
     """A connection to the ledger that disturbs nobody, for one short transaction."""
     if not path.is_file():
         raise LedgerError(
@@ -346,19 +346,19 @@ def _beside(path: Path, *, read_only: bool = True) -> Iterator[Connection]:
 
 def read_facts(path: Path) -> dict[str, object]:
     """A run's facts for `echo-hub status`, as plain values."""
-    with _beside(path) as connection:
+    with beside(path) as connection:
         return facts_of(connection)
 
 
 def read_nodes(path: Path) -> list[NodeRow]:
     """The nodes of a run."""
-    with _beside(path) as connection:
+    with beside(path) as connection:
         return node_rows(connection)
 
 
 def read_history(path: Path) -> History:
     """A run's updates, evaluations and nodes over all its time."""
-    with _beside(path) as connection:
+    with beside(path) as connection:
         return history_of(connection)
 
 
@@ -375,19 +375,19 @@ def is_served(path: Path) -> bool:
 
 def read_paused(path: Path) -> Pause | None:
     """Why the run is paused, if it is."""
-    with _beside(path) as connection:
+    with beside(path) as connection:
         return guard_rows.read_pause(connection)
 
 
 def leave_request(path: Path, node: bytes | None, why: str | None = None) -> int:
     """Ask the hub that serves the ledger to ban a key, or to unban it if there is no `why`; or,
     without a key, to let its paused run go on."""
-    with _beside(path, read_only=False) as connection:
+    with beside(path, read_only=False) as connection:
         return rows.ask(connection, node, why)
 
 
 def request_is_done(path: Path, request_id: int) -> bool:
     """Has the hub done it?"""
-    with _beside(path) as connection:
+    with beside(path) as connection:
         done = select(requests.c.done).where(requests.c.id == request_id)
         return bool(connection.scalar(done))

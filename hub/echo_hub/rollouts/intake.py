@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from echo_hub.ledger.ledger import Ledger
+from echo_hub.ledger.trace import SPOILT
 from echo_hub.rollouts.assess import Group
 from echo_hub.rollouts.checks import (
     ClosedLease,
@@ -29,7 +30,7 @@ from echo_hub.rollouts.leases import OpenLease
 from echo_hub.tally import Tally
 from echo_p2p.envelope import seal
 from echo_p2p.errors import LedgerError
-from echo_p2p.identity import Identity
+from echo_p2p.identity import Identity, peer_id_of
 from echo_p2p.wire import Receipt, Submission, Submit, SubmitReply
 
 _NO_LEASE = bytes(16)
@@ -85,6 +86,13 @@ class Intake:
                 await self._accept(lease, submission, request.envelope)
                 return self._receipt(lease_id, Code.ACCEPTED, Code.ACCEPTED.sentence)
             await self._granter.release([lease_id], node)
+            await self._ledger.record_event(
+                SPOILT,
+                lease=lease_id.hex(),
+                node=peer_id_of(node),
+                code=rejection.code,
+                why=rejection.sentence,
+            )
         assert rejection is not None
         return await self._reject(node, lease_id, rejection, len(submission.rollouts))
 
