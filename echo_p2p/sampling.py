@@ -105,7 +105,7 @@ def weights(scaled: torch.Tensor) -> torch.Tensor:
     """Probabilities, up to a factor a row, as integers (int64): 2^30 for the likeliest token."""
     import torch
 
-    whole: torch.Tensor = _weights(scaled, scaled.amax(-1, keepdim=True), Torch).to(torch.int64)
+    whole: torch.Tensor = weights_of(scaled, scaled.amax(-1, keepdim=True), Torch).to(torch.int64)
     return whole
 
 
@@ -121,7 +121,7 @@ def lowest_admitted(scaled: torch.Tensor, top_k: int, top_p: float) -> torch.Ten
     if top_p < 1.0:
         mass = weights(ordered)
         before = mass.cumsum(-1)
-        most = _share(before.gather(-1, last), top_p)
+        most = share_of(before.gather(-1, last), top_p)
         # of equals the first has the least before it: it stands for them all
         inside = (before - mass < most).sum(-1, keepdim=True) - 1
         last = torch.minimum(last, inside)
@@ -139,7 +139,7 @@ def _admits(scaled: torch.Tensor, tokens: torch.Tensor, top_k: int, top_p: float
     if top_p < 1.0:
         mass = weights(scaled)
         total = mass.sum(-1) if inside is None else (mass * inside).sum(-1)
-        admitted &= (mass * greater).sum(-1) < _share(total, top_p)
+        admitted &= (mass * greater).sum(-1) < share_of(total, top_p)
     return admitted
 
 
@@ -194,9 +194,9 @@ def _admitted(row: Any, top_k: int, top_p: float) -> Any:
     greater = np.searchsorted(-row[order], -row, side="left")
     admitted = greater < top_k if top_k else np.ones(len(row), dtype=bool)
     if top_p < 1.0:
-        mass = np.where(admitted, _weights(row, row.max(), Numpy).astype(np.int64), 0)
+        mass = np.where(admitted, weights_of(row, row.max(), Numpy).astype(np.int64), 0)
         heavier = np.concatenate([[0], mass[order].cumsum()])[greater]
-        admitted &= heavier < _share(mass.sum(), top_p)
+        admitted &= heavier < share_of(mass.sum(), top_p)
     return admitted
 
 
@@ -207,14 +207,14 @@ def _truncates(top_k: int, top_p: float, vocab_size: int) -> bool:
     return 0 < top_k < vocab_size or top_p < 1.0
 
 
-def _share(total: Any, top_p: float) -> Any:
+def share_of(total: Any, top_p: float) -> Any:
     """`top_p` * total in integers, rounded up: at least 1, so the likeliest token is admitted."""
     share = max(1, round(top_p * (1 << _TOP_P_BITS)))
     rest = (1 << _TOP_P_BITS) - 1
     return (total >> _TOP_P_BITS) * share + (((total & rest) * share + rest) >> _TOP_P_BITS)
 
 
-def _weights(scaled: Any, top: Any, ops: Any) -> Any:
+def weights_of(scaled: Any, top: Any, ops: Any) -> Any:
     """2^30 * exp(scaled - top), float32, whose fraction is to be cut off; 0 where below exp(-21).
 
     exp(x) = 2^n * exp(r) with |r| <= ln(2) / 2, by Taylor's polynomial.

@@ -7,7 +7,6 @@ so activating a version gives the same bits whatever was active before it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +18,9 @@ from peft.tuners.lora import Linear as LoraLinear
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from echo_node.engines.adapter_config import ADAPTER_TENSORS, read_config
 from echo_p2p.errors import EngineError
 
-_SHAPING = ("r", "lora_alpha", "target_modules", "use_rslora")
-_WITHOUT_EFFECT = (
-    "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout",
-    "peft_version", "revision",
-)  # fmt: skip
-ADAPTER_CONFIG = "adapter_config.json"
-_MAX_CONFIG_BYTES = 1 << 20
 _NAME = "default"
 
 
@@ -51,9 +44,7 @@ Version = Adapter | Weights
 
 def read_adapter(folder: Path) -> Adapter:
     """Read and check a PEFT adapter folder; EngineError says what is wrong with it."""
-    config = _read_config(folder / ADAPTER_CONFIG)
-    tensors = read_tensors(folder, "adapter_model.safetensors")
-    return Adapter({key: config[key] for key in _SHAPING}, tensors)
+    return Adapter(read_config(folder), read_tensors(folder, ADAPTER_TENSORS))
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
@@ -66,32 +57,6 @@ def read_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
         if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
             raise EngineError(f"the adapter in {folder} has a non-finite number in {key}.")
     return tensors
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise EngineError(f"{path} is over {_MAX_CONFIG_BYTES} bytes.")
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise EngineError(f"cannot read {path}: {error}.") from error
-    if not isinstance(config, dict):
-        raise EngineError(f"{path} is not a JSON object.")
-    plain = {**LoraConfig(task_type="CAUSAL_LM").to_dict(), "peft_type": "LORA"}
-    for key, value in config.items():
-        if key not in plain:
-            raise EngineError(f"{path}: {key!r} is not a field of a LoRA adapter known here.")
-        if key not in (*_SHAPING, *_WITHOUT_EFFECT) and value != plain[key]:
-            raise EngineError(f"{path}: {key} = {value!r} is not supported.")
-    config = {**plain, **config}
-    targets = config["target_modules"]
-    if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
-        raise EngineError(f"{path}: target_modules is not a list of names.")
-    if type(config["r"]) is not int or not 1 <= config["r"] <= 4096:
-        raise EngineError(f"{path}: r = {config['r']!r} is not a rank.")
-    if type(config["lora_alpha"]) not in (int, float) or type(config["use_rslora"]) is not bool:
-        raise EngineError(f"{path}: lora_alpha or use_rslora is of a wrong type.")
-    return {**config, "target_modules": sorted(targets)}
 
 
 class Merger:

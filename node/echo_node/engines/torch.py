@@ -7,7 +7,6 @@ raised.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from echo_node.engines.adapter import Adapter, Merger, Version
 from echo_node.engines.base import Completion, EngineInfo, Job
 from echo_node.engines.decode import Decoder
 from echo_node.engines.prefixes import Prefixes
+from echo_node.engines.snapshot import check_base
 from echo_node.engines.whole import Replacer, read_version
 from echo_p2p.errors import EngineError
 
@@ -122,21 +122,6 @@ class TorchEngine:
 
 def _merger_for(model: torch.nn.Module, version: Version) -> Merger | Replacer:
     return Merger(model, version.shape) if isinstance(version, Adapter) else Replacer(model)
-
-
-def check_base(base: Path) -> None:
-    """Refuse a snapshot that brings code, or weights in a format that could."""
-    try:
-        config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise EngineError(f"cannot read {base / 'config.json'}: {error}.") from error
-    if not isinstance(config, dict):
-        raise EngineError(f"{base / 'config.json'} is not a JSON object.")
-    for key in ("auto_map", "quantization_config"):
-        if config.get(key):
-            raise EngineError(f"the base model in {base} asks for {key}, which is not supported.")
-    if not any(base.glob("*.safetensors")):
-        raise EngineError(f"the base model in {base} has no safetensors weights.")
 
 
 def _check(job: Job, decoder: Decoder) -> None:

@@ -13,14 +13,8 @@ from pathlib import Path
 
 import torch
 
-from echo_node.engines.adapter import (
-    ADAPTER_CONFIG,
-    Version,
-    Weights,
-    read_adapter,
-    read_tensors,
-    shown,
-)
+from echo_node.engines.adapter import Version, Weights, read_adapter, read_tensors, shown
+from echo_node.engines.adapter_config import ADAPTER_CONFIG
 from echo_p2p.errors import EngineError
 
 WEIGHTS = "model.safetensors"
