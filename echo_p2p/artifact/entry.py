@@ -43,10 +43,12 @@ def load_entry(folder: Path, *, complete: bool) -> Entry | None:
     return Entry(artifact, folder, complete=complete) if artifact.id.hex() == folder.name else None
 
 
-def choose_victims(entries: Collection[Entry], artifact: Artifact, cap_bytes: int) -> list[Entry]:
-    """The least recently used of those not in use, as many as must go for `artifact` to fit."""
-    need = artifact.layout.total_bytes
-    excess = need + sum(entry.size for entry in entries) - cap_bytes
+def choose_excess(entries: Collection[Entry], cap_bytes: int) -> list[Entry]:
+    """The least recently used of those not in use that must go for the others to fit a cap.
+
+    Fewer than it takes, if too much is in use.
+    """
+    excess = sum(entry.size for entry in entries) - cap_bytes
     victims = []
     for entry in sorted(entries, key=lambda entry: entry.last_used):
         if excess <= 0:
@@ -54,7 +56,15 @@ def choose_victims(entries: Collection[Entry], artifact: Artifact, cap_bytes: in
         if not entry.uses:
             victims.append(entry)
             excess -= entry.size
-    if excess > 0:
+    return victims
+
+
+def choose_victims(entries: Collection[Entry], artifact: Artifact, cap_bytes: int) -> list[Entry]:
+    """The least recently used of those not in use, as many as must go for `artifact` to fit."""
+    need = artifact.layout.total_bytes
+    victims = choose_excess(entries, cap_bytes - need)
+    left = sum(entry.size for entry in entries) - sum(entry.size for entry in victims)
+    if left + need > cap_bytes:
         in_use = sum(entry.size for entry in entries if entry.uses)
         raise StoreError(
             f"no room for the {need} bytes of {artifact}: the store may hold {cap_bytes}, "

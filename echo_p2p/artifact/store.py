@@ -47,7 +47,7 @@ from echo_p2p.artifact.disk import (
     sizes_fit,
     write_slices,
 )
-from echo_p2p.artifact.entry import Entry, choose_victims, load_entry
+from echo_p2p.artifact.entry import Entry, choose_excess, choose_victims, load_entry
 from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.errors import ArtifactError, ChunkError, ManifestError, StoreError
 
@@ -145,6 +145,24 @@ class Store:
             entry.removed = True
             entry.uses += 1
         self._release(entry)
+
+    def set_cap(self, cap_bytes: int | None) -> None:
+        """Another cap from now on: the least recently used goes, but nothing that is in use."""
+        with self._mutex:
+            self.cap_bytes = cap_bytes
+            if cap_bytes is None:
+                return
+            victims = choose_excess(self._entries.values(), cap_bytes)
+            removed = [self._forget(entry) for entry in victims]
+        with disk_errors(f"make room in {self.root}"):
+            for path in removed:
+                shutil.rmtree(path)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all artifacts; a partial one counts in full."""
+        with self._mutex:
+            return sum(entry.size for entry in self._entries.values())
 
     # --- reading --------------------------------------------------------------------------------
 

@@ -48,6 +48,12 @@ class Bucket:
         self._level = 0.0  # bytes that may be let through now; below zero, owed
         self._at = now
 
+    def change(self, rate: float, now: float) -> None:
+        """Another rate from now on; what is owed stays owed."""
+        self._fill(now)
+        self._rate = rate
+        self._level = min(self._level, rate * BURST_S)
+
     def delay(self, now: float) -> float:
         """Seconds until what waits may go; 0 if it may now."""
         self._fill(now)

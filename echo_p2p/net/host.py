@@ -33,9 +33,9 @@ __all__ = ["Handler", "Peer", "Remote", "Stream", "StreamHandler", "open_peer"]
 class Peer:
     """This program on the network. Made by `open_peer`."""
 
-    def __init__(self, identity: Identity, host: Host, limits: Limits) -> None:
+    def __init__(self, identity: Identity, host: Host, traffic: Traffic) -> None:
         self.identity = identity
-        self.limits = limits
+        self._traffic = traffic
         self.addresses: tuple[str, ...] = addresses.dialable(
             host.get_transport_addrs(), identity.peer_id
         )
@@ -46,6 +46,20 @@ class Peer:
     @property
     def peer_id(self) -> str:
         return self.identity.peer_id
+
+    @property
+    def limits(self) -> Limits:
+        """Of all connections together."""
+        return self._traffic.limits
+
+    def limit(self, limits: Limits) -> None:
+        """Other limits from now on, for what is under way too."""
+        self._traffic.change(limits)
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """All that was sent and received over connections so far."""
+        return self._traffic.sent, self._traffic.received
 
     def serve(
         self,
@@ -145,14 +159,14 @@ async def open_peer(
     for address in listen:
         addresses.check_free(address)
     wanted = [addresses.parse(address).endpoint for address in listen]
-    limits = limits or Limits()
-    host = build_host(identity, max_connections, Traffic(limits))
+    traffic = Traffic(limits or Limits())
+    host = build_host(identity, max_connections, traffic)
     failure: Exception | None = None
     try:
         async with host.run(listen_addrs=wanted):
             try:
                 _check_listening(host, wanted)
-                yield Peer(identity, host, limits)
+                yield Peer(identity, host, traffic)
             except Exception as error:  # noqa: BLE001 - raised below, not wrapped in a group
                 failure = error
             finally:

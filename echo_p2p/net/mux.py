@@ -116,10 +116,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    loops = [self._read, self._write, self._keep_alive]
-                    if self.traffic.up.limited:
-                        loops.append(self._take_turns)
-                    for loop in loops:
+                    for loop in (self._read, self._write, self._keep_alive, self._take_turns):
                         nursery.start_soon(self._run, loop)
                     self.event_started.set()
         finally:
@@ -245,7 +242,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
     def _count(self, *, ours: bool) -> int:
         return sum((stream_id % 2 == self._next_id % 2) == ours for stream_id in self.streams)
 
-    # --- the three loops ------------------------------------------------------------------------
+    # --- the four loops -------------------------------------------------------------------------
 
     async def _write(self) -> None:
         while True:
@@ -266,6 +263,7 @@ class Connection(IMuxedConn):  # type: ignore[misc]
 
     async def _send(self, data: bytes) -> None:
         self.space.unpark_all()
+        self.traffic.sent += sealed_bytes(len(data))
         await self._channel.send(data)
 
     def _take_bulk(self) -> list[Part]:
@@ -289,9 +287,10 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         return parts
 
     async def _take_turns(self) -> None:
-        """Wait for this connection's turns with its bulk, one frame a turn."""
+        """While there is a limit, wait for turns with this connection's bulk, one frame each."""
         up = self.traffic.up
         while True:
+            await up.until_limited()
             while self._allowed:
                 await self._turn_used.park()
             while not (size := self._outbox.next_size(up.quantum)):
@@ -319,8 +318,9 @@ class Connection(IMuxedConn):  # type: ignore[misc]
         while packets := await self._channel.receive():
             self._unanswered = 0
             for packet in packets:
-                if down.limited:
-                    down.count(sealed_bytes(len(packet)))
+                size = sealed_bytes(len(packet))
+                self.traffic.received += size
+                down.count(size)
                 for item in self._decoder.feed(packet):
                     if isinstance(item, Piece):
                         self._on_piece(item)

@@ -265,6 +265,22 @@ def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
     assert not any((tmp_path / "store/trash").iterdir())
 
 
+def test_another_cap_holds_at_once_but_for_what_is_in_use(tmp_path: Path) -> None:
+    versions = _versions(tmp_path, 3)
+    with Store(tmp_path / "store", cap_bytes=None) as store:
+        for artifact, source in versions:
+            store.add(artifact, source)
+        whole = store.held_bytes
+        with store.pin(versions[0][0].id):
+            store.set_cap(2 * whole // 3)
+            assert _kept(store) == [0, 2]
+            store.set_cap(1)
+            assert _kept(store) == [0]
+        store.set_cap(1)
+        assert (_kept(store), store.held_bytes) == ([], 0)
+        assert not [*(tmp_path / "store" / "complete").iterdir()]
+
+
 def test_what_is_in_use_stays_and_the_refusal_says_sizes(tmp_path: Path) -> None:
     versions = _versions(tmp_path, 3)
     with Store(tmp_path / "store", cap_bytes=25_000) as store:

@@ -12,7 +12,7 @@ from net_support import ANY_PORT, ECHO, echo, in_trio
 
 from echo_p2p.errors import DeadlineError
 from echo_p2p.identity import Identity
-from echo_p2p.net.bucket import BURST_S, quantum_of
+from echo_p2p.net.bucket import BURST_S, Bucket, quantum_of
 from echo_p2p.net.host import Peer, Remote, open_peer
 from echo_p2p.rates import Limits
 from echo_p2p.wire import SWARM_PROTOCOL
@@ -123,3 +123,44 @@ async def test_chunks_come_whole_with_limits_on_both_sides_and_streams_used_agai
     async with serving(limits, server=limits) as (giver, (asker,)):
         for number in range(5):
             await get_chunk(asker, giver, b"%d" % number)
+
+
+@pytest.mark.parametrize("least", [0, RATE], ids=["none", "slow"])
+@in_trio
+async def test_a_limit_that_is_lifted_lets_those_go_who_wait(least):
+    async with serving(Limits(), server=Limits(upload=least)) as (giver, (asker,)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(get_chunk, asker, giver)
+            nursery.start_soon(get_chunk, asker, giver)
+            await asker.request(giver.peer_id, ECHO, b"x", max_reply=9, deadline_s=30)
+            giver.limit(Limits())
+        assert giver.limits == Limits()
+        sent, received = giver.moved_bytes[0], asker.moved_bytes[1]
+        assert 2 * CHUNK < received <= sent < 2.1 * CHUNK
+
+
+@pytest.mark.parametrize("side", ["upload", "download"])
+@in_trio
+async def test_a_limit_that_is_set_later_holds_for_open_connections(side):
+    async with serving(Limits()) as (giver, (asker,)):
+        await get_chunk(asker, giver)
+        limited = giver if side == "upload" else asker
+        limited.limit(Limits(**{side: 4 * RATE}))
+        limited.limit(Limits(**{side: RATE}))
+        began = time.monotonic()
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(get_chunk, asker, giver)
+        took = time.monotonic() - began
+        assert RATE * (took + BURST_S) + 2 * quantum_of(RATE) >= 3 * CHUNK
+        limited.limit(Limits())
+        await get_chunk(asker, giver)
+
+
+def test_another_rate_does_not_forgive_what_is_owed():
+    bucket = Bucket(1000, 0.0)
+    bucket.spend(500, 0.0)
+    bucket.change(100, 0.0)
+    assert bucket.delay(0.0) == pytest.approx(5.0)
+    bucket.change(1000, 1.0)
+    assert bucket.delay(1.0) == pytest.approx(0.4)
