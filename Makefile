@@ -2,7 +2,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 UNIT   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
-REST   := $(BIN)/python -m pytest --ignore tests/unit   # many processes each: one test at a time
+# many processes each, that mostly wait for one another: a file at a time on each core
+REST   := $(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore tests/unit --ignore tests/netlab
+LAB    := $(BIN)/python -m pytest tests/netlab          # measures rates: nothing beside it
 INPUTS := pyproject.toml constraints.txt scripts/install.py
 
 .PHONY: demo test test-all lint types check clean
@@ -13,10 +15,12 @@ demo: $(VENV)/.installed-hub       ## a hub and three nodes on this machine; a p
 test: $(VENV)/.installed-dev       ## every test that is not marked slow
 	$(UNIT) -m "not slow" $(ARGS)
 	$(REST) -m "not slow" $(ARGS)
+	$(LAB) -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.installed-dev   ## every test
 	$(UNIT) $(ARGS)
 	$(REST) $(ARGS)
+	$(LAB) $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
