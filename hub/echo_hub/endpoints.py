@@ -51,12 +51,15 @@ _MAX_KNOWN_NODES = 20_000
 
 
 @dataclass(frozen=True)
-class _Greeted:
-    """A node that said hello: its key, where it can be dialled, and when (Unix seconds)."""
+class Greeted:
+    """A node that said hello: its key, where it can be dialled, when (Unix seconds), and what it
+    says of itself."""
 
     key: bytes
     addresses: tuple[str, ...]
     at: float
+    software: str = ""
+    engine: str = ""
 
 
 class Endpoints:
@@ -87,7 +90,7 @@ class Endpoints:
         self._publisher = publisher
         self._hears = hears
         self._clock = clock
-        self._greeted: OrderedDict[str, _Greeted] = OrderedDict()
+        self._greeted: OrderedDict[str, Greeted] = OrderedDict()
         self._watchers: Counter[str] = Counter()
         self._watcher_left = trio.Event()
 
@@ -102,6 +105,10 @@ class Endpoints:
         if greeted is None or self._front.is_banned(greeted.key):
             return ()
         return () if self._hears.is_shunned(greeted.key) else greeted.addresses
+
+    def greeted(self, peer_id: str) -> Greeted | None:
+        """What a node said when it came; None if it has not since the hub started."""
+        return self._greeted.get(peer_id)
 
     @property
     def in_session(self) -> Collection[str]:
@@ -169,7 +176,9 @@ class Endpoints:
             )
         suffix = f"/p2p/{remote.peer_id}"
         own = tuple(address for address in hello.addresses if address.endswith(suffix))
-        self._greeted[remote.peer_id] = _Greeted(remote.public_key, own, self._clock())
+        self._greeted[remote.peer_id] = Greeted(
+            remote.public_key, own, self._clock(), hello.software, hello.engine
+        )
         self._greeted.move_to_end(remote.peer_id)
         while len(self._greeted) > _MAX_KNOWN_NODES:
             self._greeted.popitem(last=False)

@@ -12,10 +12,12 @@ version is an update like any other, of no groups: it has a number that no versi
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from statistics import fmean, pstdev
+from dataclasses import dataclass
+from statistics import fmean, pstdev, stdev
 from typing import TypeVar
 
 import msgspec
@@ -25,7 +27,7 @@ from echo_hub.config import RunConfig
 from echo_hub.guarding import Guarding
 from echo_hub.learner.client import Learner
 from echo_hub.learner.messages import Trained
-from echo_hub.ledger.guard import ROLLED_BACK_TO, GuardState
+from echo_hub.ledger.guard import ROLLED_BACK_TO, GuardState, Pause
 from echo_hub.ledger.ledger import Ledger, Recovered
 from echo_hub.paths import RunFolder
 from echo_hub.publish.publisher import Publisher
@@ -42,6 +44,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TRAIN_DEADLINE_S = 3600.0
+
+
+@dataclass(frozen=True)
+class LearnerNow:
+    """What the learner does, for `for_s` seconds; `recent` are its last updates, but the first one
+    of this process, which waited for nodes to join."""
+
+    version: int
+    doing: str
+    for_s: float
+    recent: tuple[UpdateFacts, ...] = ()
+    pause: Pause | None = None
+    complete: bool = False
 
 
 class LearnerLoop:
@@ -89,6 +104,17 @@ class LearnerLoop:
     def shares(self) -> Shares:
         """Of the time from the second update on: the first waits for nodes to join."""
         return Shares.of(self.history[1:])
+
+    def now(self, *, look_back: int = 20) -> LearnerNow:
+        """What the learner does now, and its last updates."""
+        return LearnerNow(
+            version=self.version,
+            doing=self.doing,
+            for_s=time.monotonic() - self._since,
+            recent=tuple(self.history[1:][-look_back:]),
+            pause=self.guarding.pause,
+            complete=self._complete(),
+        )
 
     def state(self, now: float) -> str:
         """What the learner does now, and for how long."""
@@ -175,10 +201,14 @@ class LearnerLoop:
                 trained, metrics=metrics_of_all(trained, groups, blank)
             )
         tasks = self._front.task_metrics()
+        metrics = {
+            "reward_error": reward_error([*groups, *blank]),
+            "waited_seconds": ready - started,
+        }
         await self._ledger.commit_update(
             trained.version,
             [group.group_id for group in (*groups, *blank)],
-            trained.metrics | tasks,
+            trained.metrics | metrics | tasks,
         )
         self.version = trained.version
         due = self.version % self._config.kappa == 0 or self._complete()
@@ -294,6 +324,12 @@ def metrics_of_all(
         "reward_std": pstdev(rewards),
         "dropped_groups": float(len(blank)),
     }
+
+
+def reward_error(groups: Sequence[ScoredGroup]) -> float:
+    """Standard error of the mean reward: of groups, since answers to one prompt are alike."""
+    means = [fmean(one.reward for one in group.rollouts) for group in groups]
+    return stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
 
 
 async def _unless(stop: trio.Event, take: Callable[[], Awaitable[T]]) -> T | None:

@@ -7,13 +7,14 @@ recent rates added.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from echo_hub.rollouts.checks import Code
 
 RATE_WINDOW_S = 30.0
+WORKING_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ class FrontSnapshot:
     not_audited: int
     evaluating: dict[int, int]
     nodes: tuple[NodeFacts, ...]
+    known: int = 0
+    """Nodes that were ever seen."""
+    working: int = 0
+    """Nodes that asked for work within the last `WORKING_S`."""
+    auditing: int = 0
+    """Groups that have their reward and wait for their audit."""
     banned: frozenset[bytes] = frozenset()
     """Keys of all banned nodes."""
 
@@ -75,6 +82,7 @@ class Tally:
 
     def __init__(self, verdicts: Iterable[tuple[bytes, str, int, int]] = ()) -> None:
         self._nodes: dict[bytes, _Node] = {}
+        self._lately: OrderedDict[bytes, float] = OrderedDict()
         self.rollouts: Counter[str] = Counter()
         for node, code, _, rollouts in verdicts:
             self._count(node, code, rollouts)
@@ -84,6 +92,8 @@ class Tally:
         facts = self._nodes.setdefault(node, _Node())
         facts.version = version
         self._saw(facts, now)
+        self._lately[node] = now
+        self._lately.move_to_end(node)
 
     def accept(self, node: bytes, rollouts: int, now: float) -> None:
         """A group passed the cheap checks."""
@@ -119,6 +129,24 @@ class Tally:
         """Facts of every node, the busiest first."""
         facts = [self._facts(key, node, now) for key, node in self._nodes.items()]
         return tuple(sorted(facts, key=lambda node: -node.accepted))
+
+    def one(self, node: bytes, now: float) -> NodeFacts | None:
+        """Facts of one node; None if it has not been seen."""
+        found = self._nodes.get(node)
+        return None if found is None else self._facts(node, found, now)
+
+    def working(self, now: float) -> int:
+        """Nodes that asked for work of late."""
+        while self._lately and next(iter(self._lately.values())) < now - WORKING_S:
+            self._lately.popitem(last=False)
+        return len(self._lately)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def keys(self) -> list[bytes]:
+        """All nodes that have been seen."""
+        return list(self._nodes)
 
     def _count(self, node: bytes, code: str, rollouts: int) -> _Node:
         facts = self._nodes.setdefault(node, _Node())

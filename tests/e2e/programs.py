@@ -127,7 +127,9 @@ class Stage:
             self.run, run_id="e2e", model="addmix3", hosts=[], port=port, local_demo=False
         )
         network = load_config(folder.config).network.model_dump(mode="json")
-        changes = {**overrides, "network": {**network, **overrides.get("network", {})}}
+        dashboard = {"port": 0, **overrides.get("dashboard", {})}
+        network |= overrides.get("network", {})
+        changes = {**overrides, "network": network, "dashboard": dashboard}
         config = preset("addmix3", run_id="e2e", overrides=changes)
         folder.config.write_text(render_config(config), encoding="utf-8")
 

@@ -44,18 +44,18 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 @asynccontextmanager
 async def show_progress(
-    hub: Hub, *, live: bool = True, json_lines: bool = False
+    hub: Hub, *, live: bool = True, json_lines: bool = False, dashboard: str | None = None
 ) -> AsyncIterator[None]:
-    """Show a hub's progress for the length of the block."""
+    """Show a hub's progress for the length of the block; `dashboard` is where its page is."""
     console = Console(stderr=not json_lines)
     async with open_nursery() as nursery:
         if json_lines:
-            nursery.start_soon(_json_lines, hub)
+            nursery.start_soon(_json_lines, hub, dashboard)
             nursery.start_soon(_json_lines_of_versions, hub)
         elif live and console.is_terminal:
-            nursery.start_soon(_screen, hub, console)
+            nursery.start_soon(_screen, hub, console, dashboard)
         else:
-            nursery.start_soon(_plain_lines, hub, console)
+            nursery.start_soon(_plain_lines, hub, console, dashboard)
         yield
         await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
@@ -63,20 +63,24 @@ async def show_progress(
         console.print(draw(hub, time.monotonic()))
 
 
-async def _screen(hub: Hub, console: Console) -> None:
+async def _screen(hub: Hub, console: Console, dashboard: str | None) -> None:
+    if dashboard is not None:
+        console.print(f"dashboard: {dashboard}", markup=False, highlight=False)
     with Live(console=console, auto_refresh=False, transient=True) as screen:
         while True:
             screen.update(draw(hub, time.monotonic()), refresh=True)
             await trio.sleep(REDRAW_S)
 
 
-async def _plain_lines(hub: Hub, console: Console) -> None:
+async def _plain_lines(hub: Hub, console: Console, dashboard: str | None) -> None:
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     say(f"serving run {hub.config.run.id} at version {hub.loop.version}, waiting for nodes, on")
     for address in hub.peer.addresses:
         say(f"  {address}")
+    if dashboard is not None:
+        say(f"dashboard: {dashboard}")
     seen, noticed, told = 0, 0, set(hub.loop.evaluations)
     while True:
         for facts in hub.loop.history[seen:]:
@@ -100,7 +104,7 @@ async def _json_lines_of_versions(hub: Hub) -> None:
         _emit("disseminated", **spread.as_dict())
 
 
-async def _json_lines(hub: Hub) -> None:
+async def _json_lines(hub: Hub, dashboard: str | None) -> None:
     _emit(
         "serving",
         run=hub.config.run.id,
@@ -108,6 +112,7 @@ async def _json_lines(hub: Hub) -> None:
         addresses=hub.peer.addresses,
         version=hub.loop.version,
         max_upload=hub.config.network.max_upload,
+        dashboard=dashboard,
     )
     seen, noticed, evaluated, doing = 0, 0, set(hub.loop.evaluations), ""
     while True:

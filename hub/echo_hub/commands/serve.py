@@ -33,12 +33,17 @@ def serve_run(config_path: Path, *, json_lines: bool) -> None:
 
 
 async def _serve(config: RunConfig, folder: RunFolder, json_lines: bool) -> None:
+    from echo_hub.api.open import serve_api
     from echo_hub.service import open_hub
 
     stop = trio.Event()
     async with open_nursery() as nursery:
         await nursery.start(_watch_signals, stop)
-        async with open_hub(config, folder) as hub, show_progress(hub, json_lines=json_lines):
+        async with (
+            open_hub(config, folder) as hub,
+            serve_api(hub, folder) as url,
+            show_progress(hub, json_lines=json_lines, dashboard=url),
+        ):
             await hub.run(stop)
             if not stop.is_set():
                 await hub.goodbye()

@@ -1,5 +1,6 @@
 """`run.toml`: everything an operator decides about a run, strict and documented field by field."""
 
+from echo_hub.config.dashboard import AlertsSection, DashboardSection
 from echo_hub.config.guard import GuardSection
 from echo_hub.config.learner import LearnerSection
 from echo_hub.config.network import NetworkSection
@@ -12,8 +13,10 @@ from echo_hub.config.tasks import (
 )
 
 __all__ = [
+    "AlertsSection",
     "AuditSection",
     "CurriculumSection",
+    "DashboardSection",
     "EvaluationSection",
     "GuardSection",
     "LearnerSection",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from echo_hub.config.dashboard import AlertsSection, DashboardSection
 from echo_hub.config.guard import GuardSection
 from echo_hub.config.learner import LearnerSection
 from echo_hub.config.network import NetworkSection
@@ -111,6 +112,8 @@ class RunConfig(Strict):
     scoring: ScoringSection = ScoringSection()
     evaluation: EvaluationSection = EvaluationSection()
     network: NetworkSection = NetworkSection()
+    dashboard: DashboardSection = DashboardSection()
+    alerts: AlertsSection = AlertsSection()
 
     @model_validator(mode="after")
     def _kappa_within_staleness(self) -> RunConfig:

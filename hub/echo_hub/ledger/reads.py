@@ -159,11 +159,16 @@ def _history(connection: Connection, stride: int, window: int, next_index: int) 
     return History(drawn, rewards)
 
 
-def read_standings(connection: Connection) -> list[tuple[bytes, Record]]:
-    """The standing of every key that has one."""
+def read_standings(
+    connection: Connection, keys: Sequence[bytes] | None = None
+) -> list[tuple[bytes, Record]]:
+    """The standing of every key that has one, or of these."""
+    query = select(standings)
+    if keys is not None:
+        query = query.where(standings.c.node.in_(keys))
     return [
         (row.node, Record(row.valid, row.at, row.banned, NodeEvidence.from_json(row.evidence)))
-        for row in connection.execute(select(standings))
+        for row in connection.execute(query)
     ]
 
 

@@ -102,6 +102,12 @@ class Publisher:
         await self._keep(artifact, adapter)
         delta = await self._delta_to(artifact)
         await self._ledger.record_publication(version, artifact.envelope)
+        await self._ledger.record_event(
+            "published",
+            version=version,
+            size=artifact.layout.total_bytes,
+            delta_size=None if delta is None else delta.layout.total_bytes,
+        )
         return await self._announce(Published(version, artifact, delta))
 
     async def resume(self, version: int, envelope: bytes, adapter: Path) -> Published:

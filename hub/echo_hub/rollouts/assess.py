@@ -101,7 +101,8 @@ class Assessed:
 
 @dataclass
 class Assessor:
-    """Scores and audits groups. `audited` and `not_audited` count the groups chosen for audit.
+    """Scores and audits groups. `audited` and `not_audited` count the groups chosen for audit, and
+    `auditing` those that wait for theirs.
 
     `probability` says how likely a node's next group is to be chosen; of held-out ones at least
     `heldout`. One that was chosen is never
@@ -116,6 +117,7 @@ class Assessor:
     heldout: float = 1.0
     audited: int = 0
     not_audited: int = 0
+    auditing: int = 0
 
     async def assess(self, group: Group) -> Assessed:
         """Score and, if it is chosen, audit a group."""
@@ -154,7 +156,11 @@ class Assessor:
         return [found[group.group_id] for group in groups]
 
     async def _audit(self, group: Group, rewards: list[float]) -> Assessed:
-        evidence = await self.audit(group)
+        self.auditing += 1
+        try:
+            evidence = await self.audit(group)
+        finally:
+            self.auditing -= 1
         if evidence is None:
             self.not_audited += 1
             return Assessed(group, Rejection(Code.NOT_AUDITED))

@@ -523,8 +523,9 @@ class Front:
 
     # --- people ask ---------------------------------------------------------------------------
 
-    def snapshot(self) -> FrontSnapshot:
-        """Where everything stands now."""
+    def snapshot(self, *, nodes: bool = True) -> FrontSnapshot:
+        """Where everything stands now; the facts of thousands of nodes may be left out."""
+        known = self._tally.nodes(self._clock()) if nodes else ()
         return FrontSnapshot(
             version=self._book.version,
             published=self._granter.newest,
@@ -538,10 +539,22 @@ class Front:
             waiting_nodes=self._granter.waiting,
             audited=self._assessor.audited,
             not_audited=self._assessor.not_audited,
+            known=len(self._tally),
+            working=self._tally.working(self._clock()),
+            auditing=self._assessor.auditing,
             evaluating={v: one.answered for v, one in self._evaluations.items()},
-            nodes=tuple(map(self._with_standing, self._tally.nodes(self._clock()))),
+            nodes=tuple(map(self._with_standing, known)),
             banned=self._keeper.reputation.bans,
         )
+
+    def node_facts(self, key: bytes) -> NodeFacts | None:
+        """Facts of one node; None if it has done nothing here."""
+        found = self._tally.one(key, self._clock())
+        return None if found is None else self._with_standing(found)
+
+    def nodes_seen(self) -> list[bytes]:
+        """Keys of the nodes that `snapshot` knows."""
+        return self._tally.keys()
 
     def _with_standing(self, node: NodeFacts) -> NodeFacts:
         reputation, now = self._keeper.reputation, self._clock()

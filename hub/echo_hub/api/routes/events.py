@@ -1,0 +1,64 @@
+"""/api/v1/events: what happened."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from echo_hub.api.models import EventFacts, EventPage
+from echo_hub.api.site import TheView
+from echo_hub.ledger import browse
+from echo_hub.ledger.browse import EventLine
+
+router = APIRouter(tags=["events"])
+
+
+@router.get("/events/history")
+async def get_events(
+    view: TheView,
+    before: Annotated[int | None, Query(ge=1, le=2**53)] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    kind: Annotated[list[str] | None, Query(max_length=20)] = None,
+) -> EventPage:
+    """Events of the ledger, newest first."""
+    lines = await view.reader.read(browse.event_lines, before=before, limit=limit, kinds=kind)
+    more = len(lines) == limit and lines[-1].id > 1
+    return EventPage(
+        events=[event_facts(line) for line in lines], next_before=lines[-1].id if more else None
+    )
+
+
+def event_facts(line: EventLine) -> EventFacts:
+    """An event with a sentence for people."""
+    return EventFacts(
+        id=line.id, at=line.at, kind=line.kind, sentence=sentence_of(line.kind, line.detail),
+        detail=line.detail,
+    )  # fmt: skip
+
+
+def sentence_of(kind: str, detail: dict[str, object]) -> str:
+    """What an event says to people."""
+    get = detail.get
+    match kind:
+        case "node_banned":
+            return f"{get('node')} was banned: {get('why')}"
+        case "node_unbanned":
+            return f"{get('node')} may come back."
+        case "group_dropped":
+            return f"group {get('group')} was dropped: {get('why')}"
+        case "published":
+            return f"version {get('version')} was published."
+        case "update_refused":
+            return f"update {get('version')} was refused: {get('sentence')}"
+        case "rolled_back":
+            return f"version {get('version')} has the weights of version {get('to')}."
+        case "paused":
+            return f"the run was paused at version {get('version')}: {get('why')}"
+        case "resumed":
+            return f"the run goes on from version {get('version')}."
+        case "learner_died":
+            return f"the learner died: {get('why')}"
+        case "reply_failed":
+            return f"the task could not reply to prompt {get('index')}: {get('why')}"
+    return kind.replace("_", " ")

@@ -1,0 +1,136 @@
+"""/api/v1/nodes: who generates, how well, and with which standing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query
+
+from echo_hub.api.errors import missing
+from echo_hub.api.models import NodeDetail, NodeFacts, NodePage, PeerId, Standing
+from echo_hub.api.site import TheView
+from echo_hub.api.view import View
+from echo_hub.ledger import browse
+from echo_hub.ledger.browse import NodeLine
+from echo_hub.rollouts.reputation import Reputation
+from echo_p2p.errors import IdentityError
+from echo_p2p.identity import peer_id_of, public_key_of
+
+router = APIRouter(tags=["nodes"])
+
+Sort = Literal[
+    "accepted", "rejected", "valid", "last_seen", "first_seen", "rate", "version", "node"
+]
+_LIVE = ("rate", "version", "node")
+Node = Annotated[PeerId, Path(description="A node's peer id.")]
+
+
+@router.get("/nodes")
+async def get_nodes(
+    view: TheView,
+    search: Annotated[str, Query(max_length=100, description="Part of a peer id or name.")] = "",
+    standing: Standing | None = None,
+    sort: Sort = "accepted",
+    descending: bool = True,
+    offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> NodePage:
+    """A page of the run's nodes."""
+    keys = (
+        await view.reader.read(browse.known_keys) if search or standing or sort in _LIVE else None
+    )
+    if keys is not None:
+        keys = [key for key in keys if _matches(view, key, search.strip(), standing)]
+    if keys is not None and sort in _LIVE:
+        keys.sort(key=lambda key: _live_value(view, key, sort), reverse=descending)
+        total, page = len(keys), keys[offset : offset + limit]
+        _, lines = await view.reader.read(browse.node_lines, keys=page, limit=limit)
+        lines.sort(key=lambda line: page.index(line.key))
+    else:
+        total, lines = await view.reader.read(
+            browse.node_lines,
+            sort=sort,
+            descending=descending,
+            offset=offset,
+            limit=limit,
+            keys=keys,
+        )
+    return NodePage(total=total, offset=offset, nodes=[node_facts(view, line) for line in lines])
+
+
+@router.get("/nodes/{node}")
+async def get_node(view: TheView, node: Node) -> NodeDetail:
+    """One node."""
+    key = key_of(node)
+    _, lines = await view.reader.read(browse.node_lines, keys=[key])
+    if not lines:
+        raise missing(f"node {node} in this run")
+    trained, disputed = await view.reader.read(browse.trained_on, key)
+    greeted = view.greeted(node)
+    return NodeDetail(
+        **node_facts(view, lines[0]).model_dump(),
+        note="",
+        addresses=[] if greeted is None else list(greeted.addresses),
+        trained_groups=trained,
+        disputed_groups=disputed,
+        audited_tokens=lines[0].record.evidence.tokens,
+    )
+
+
+def key_of(node: str) -> bytes:
+    """The key of a peer id; 404 if it is none."""
+    try:
+        return public_key_of(node)
+    except IdentityError as error:
+        raise missing(f"node {node}: {error.message}") from error
+
+
+def node_facts(view: View, line: NodeLine) -> NodeFacts:
+    """A node of the ledger, with what the hub knows of it now."""
+    node, now = peer_id_of(line.key), view.clock()
+    live, greeted = view.front.node_facts(line.key), view.greeted(node)
+    reputation = Reputation(view.config.audit, [(line.key, line.record)])
+    return NodeFacts(
+        node=node,
+        name="",
+        standing=_standing(view, line.key),
+        version=None if live is None else live.version,
+        rate=0.0 if live is None else live.rate,
+        accepted=line.accepted,
+        rejected_total=sum(line.rejected.values()),
+        rejected=line.rejected,
+        valid=reputation.valid(line.key, now),
+        audit_probability=reputation.audit_probability(line.key, now),
+        suspicion=line.record.evidence.suspicion,
+        accusers=0,
+        in_session=node in view.in_session(),
+        reachable=None if greeted is None else bool(greeted.addresses),
+        software="" if greeted is None else greeted.software,
+        engine="" if greeted is None else greeted.engine,
+        first_seen=line.first_seen,
+        last_seen=line.last_seen,
+        why=line.record.banned or "",
+    )
+
+
+def _standing(view: View, key: bytes) -> Standing:
+    if view.front.is_banned(key):
+        return "banned"
+    return "proven" if view.front.has_standing(key) else "newcomer"
+
+
+def _matches(view: View, key: bytes, search: str, standing: Standing | None) -> bool:
+    if standing is not None and _standing(view, key) != standing:
+        return False
+    return not search or search.lower() in peer_id_of(key).lower()
+
+
+def _live_value(view: View, key: bytes, sort: str) -> tuple[float, str]:
+    node = peer_id_of(key)
+    if sort == "node":
+        return 0.0, node
+    live = view.front.node_facts(key)
+    if live is None:
+        return -1.0, node
+    value = live.rate if sort == "rate" else live.version
+    return -1.0 if value is None else float(value), node
