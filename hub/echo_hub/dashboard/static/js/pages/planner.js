@@ -1,0 +1,97 @@
+/** The capacity rule with what is measured now, beside what happens. */
+
+import { get } from "../api.js";
+import { card, empty, heading, pill, stat, stats, table } from "../bits.js";
+import { fill, h } from "../dom.js";
+import { number, percent, seconds, words } from "../format.js";
+import { live } from "../live.js";
+
+const EVERY_MS = 5000;
+const CLOSE = 0.1; // of the greater one
+
+const WRITTEN = {
+  s: seconds,
+  seconds,
+  share: (value) => percent(value, 1),
+  "%": (value) => percent(value, 1),
+};
+
+export async function show(root, { signal }) {
+  const body = h("div");
+  root.append(heading("Planner", h("span.note", {}, "predicted against measured")), body);
+  const reload = async () => draw(body, await get("/planner", {}, { signal }));
+  const timer = setInterval(() => document.hidden || reload().catch(() => {}), EVERY_MS);
+  signal.addEventListener("abort", () => clearInterval(timer));
+  live.on("resync", () => reload().catch(() => {}), signal);
+  await reload();
+}
+
+function draw(body, facts) {
+  if (!facts.ready) {
+    fill(
+      body,
+      empty(
+        facts.sentence || "Not enough was measured yet.",
+        "The rule needs a few updates and a published version.",
+      ),
+    );
+    return;
+  }
+  const enough = facts.nodes_needed !== null && facts.nodes >= facts.nodes_needed;
+  fill(
+    body,
+    h(
+      "div.cards",
+      {},
+      card(
+        "The answer now",
+        {},
+        h("p.lead", {}, facts.sentence),
+        stats(
+          stat("Nodes in session", number(facts.nodes)),
+          stat("Nodes needed", number(facts.nodes_needed), "of their mean rate"),
+          stat("Limit", words(facts.limit)),
+        ),
+        pill(enough ? "good" : "warn", enough ? "enough nodes" : "too few nodes"),
+        h(
+          "p.muted",
+          {},
+          "How many of which kind to add, and what it costs: ",
+          h("code", {}, "echo-hub plan"),
+          ".",
+        ),
+      ),
+      card(
+        "Predicted against measured",
+        { wide: true },
+        table(
+          "Predicted against measured",
+          ["quantity", "#predicted", "#measured", "#off by", "unit"],
+          facts.compared.map(row),
+        ),
+        h(
+          "p.muted",
+          {},
+          "Predicted by the closed rule from the rates and times measured now; measured over the last updates.",
+        ),
+      ),
+    ),
+  );
+}
+
+function row({ name, unit, predicted, measured }) {
+  const write = WRITTEN[unit] ?? number;
+  const known = predicted !== null && measured !== null;
+  const off = known
+    ? (predicted - measured) / Math.max(Math.abs(predicted), Math.abs(measured), 1e-12)
+    : null;
+  const cell =
+    off === null
+      ? "–"
+      : h(
+          "span",
+          { class: Math.abs(off) > CLOSE ? "off" : "" },
+          `${off > 0 ? "+" : ""}${percent(off)}`.replace("-", "−"),
+        );
+  return [words(name), write(predicted), write(measured), cell, unit];
+}
