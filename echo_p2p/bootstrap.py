@@ -14,23 +14,19 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import time
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import resources
-from pathlib import Path
-from typing import IO, Annotated, Any
-from urllib.parse import urlsplit
+from datetime import datetime
+from typing import Annotated
 
-import trio
 from blake3 import blake3
-from pydantic import Field, field_validator, model_validator
+from pydantic import AwareDatetime, Field, field_validator, model_validator
 
 from echo_p2p import PROTOCOL
-from echo_p2p.errors import ConfigError, IdentityError, UnreachableError
+from echo_p2p.errors import BootstrapError, IdentityError, UnreachableError
 from echo_p2p.identity import Identity, public_key_of
 from echo_p2p.net.addresses import Address, parse
-from echo_p2p.toml import MAX_FILE_BYTES, Strict, load_toml, parse_toml, wrong
+from echo_p2p.toml import Strict, parse_toml, wrong
 from echo_p2p.wire import MAX_ADDRESSES
 
 FILE_NAME = "bootstrap_peers.toml"
@@ -46,7 +42,6 @@ DEMO_DIRECTORY_SEED = blake3(b"echo-p2p local demo directory").digest()
 _DEMO_PEER_IDS = frozenset(
     Identity.from_seed(seed).peer_id for seed in (DEMO_IDENTITY_SEED, DEMO_DIRECTORY_SEED)
 )
-_READ_BYTES = 1 << 16
 
 
 def peer_id_in(address: str) -> str:
@@ -142,6 +137,8 @@ class Bootstrap(Strict):
     """Name of the network, for people."""
     run: Annotated[tuple[RunEntry, ...], Field(min_length=1, max_length=100)]
     """The runs one can join."""
+    expires: AwareDatetime | None = None
+    """When the file stops being of use, as 2027-06-30T00:00:00Z; never without it."""
 
     @field_validator("protocol")
     @classmethod
@@ -160,95 +157,30 @@ class Bootstrap(Strict):
             raise ValueError("two runs have the same id")
         return value
 
+    def check_current(self, now: datetime, *, source: str) -> None:
+        """BootstrapError if the file has expired; `now` is of this machine's clock."""
+        if self.expires is not None and now >= self.expires:
+            raise BootstrapError(
+                f"{source} expired on {self.expires:%d %B %Y}, and this computer's clock says "
+                f"{now:%d %B %Y}.",
+                fix="Ask the run's operator for a newer file; if the clock is wrong, set it.",
+            )
+
     def choose(self, run_id: str | None) -> RunEntry:
         """The run with this id; without one, the only run there is."""
         known = ", ".join(entry.id for entry in self.run)
         if run_id is None:
             if len(self.run) > 1:
-                raise ConfigError(
+                raise BootstrapError(
                     f"{self.network} has several runs: {known}.", fix="Name one with --run."
                 )
             return self.run[0]
         for entry in self.run:
             if entry.id == run_id:
                 return entry
-        raise ConfigError(f"{self.network} has no run {run_id!r}. It has: {known}.")
-
-
-def default_path() -> Path:
-    """The packaged file; in a source tree, the one at its root."""
-    package = Path(str(resources.files("echo_p2p")))
-    for candidate in (package / FILE_NAME, package.parent / FILE_NAME):
-        if candidate.is_file():
-            return candidate
-    raise ConfigError(f"this installation has no {FILE_NAME}.", fix="Name one with --bootstrap.")
-
-
-async def load_bootstrap(source: str | None, *, deadline_s: float) -> Bootstrap:
-    """Read a bootstrap file from a path or a URL, or the packaged one.
-
-    Raises:
-        ConfigError: it is missing, unreadable or wrong; names file, line and field.
-        UnreachableError: the URL did not give it in time.
-    """
-    if source is None:
-        return load_toml(default_path(), Bootstrap)
-    if "://" not in source:
-        return load_toml(Path(source), Bootstrap)
-    check_url(source)
-    with trio.move_on_after(deadline_s):
-        text = await trio.to_thread.run_sync(  # the stubs that libp2p brings are of an older trio
-            _download,
-            source,
-            deadline_s,
-            abandon_on_cancel=True,  # type: ignore[call-arg]
+        raise BootstrapError(
+            f"{self.network} has no run {run_id!r}. It has: {known}.", fix="Name one with --run."
         )
-        return parse_toml(text, Bootstrap, source=source)
-    raise UnreachableError(f"{source} did not arrive in {deadline_s:.0f} s.")
-
-
-def check_url(url: str) -> None:
-    """Refuse what a bootstrap file must not come from: it holds the key all trust starts with."""
-    parts = urlsplit(url)
-    local = parts.hostname in ("127.0.0.1", "::1", "localhost")
-    if not parts.hostname or parts.scheme not in ("https", "http"):
-        raise ConfigError(f"{url} is not an https:// address or a file.")
-    if parts.scheme == "http" and not local:
-        raise ConfigError(
-            f"{url} could be changed on its way to you.", fix="Use https://, or a file."
-        )
-
-
-def _download(url: str, deadline_s: float) -> str:
-    import http.client
-    import urllib.error
-    import urllib.request
-
-    class Redirects(urllib.request.HTTPRedirectHandler):
-        def redirect_request(
-            self, req: Any, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
-        ) -> urllib.request.Request | None:
-            check_url(newurl)
-            return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-    end = time.monotonic() + deadline_s
-    data = b""
-    try:
-        opener = urllib.request.build_opener(Redirects)
-        with opener.open(url, timeout=deadline_s) as response:
-            while chunk := response.read1(_READ_BYTES):
-                data += chunk
-                if len(data) > MAX_FILE_BYTES:
-                    raise ConfigError(f"{url} is over {MAX_FILE_BYTES} bytes; no such file.")
-                if time.monotonic() > end:
-                    raise UnreachableError(f"{url} did not arrive in {deadline_s:.0f} s.")
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{url} is not UTF-8 text.") from error
-    except urllib.error.HTTPError as error:
-        raise UnreachableError(f"{url} answered {error.code} {error.reason}.") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise UnreachableError(f"cannot fetch {url}: {error}.") from error
 
 
 _HEADER = """\
@@ -262,13 +194,20 @@ _HEADER = """\
 
 
 def render_bootstrap(
-    *, network: str, run_id: str, hub_key: str, addresses: Sequence[str], note: str = ""
+    *,
+    network: str,
+    run_id: str,
+    hub_key: str,
+    addresses: Sequence[str],
+    note: str = "",
+    expires: datetime | None = None,
 ) -> str:
     """The text of a bootstrap file with one run; `note` is added to its opening comment."""
     lines = [_HEADER + "".join(f"# {line}".rstrip() + "\n" for line in note.splitlines())]
     lines += [
         f"protocol = {PROTOCOL}",
         f"network = {json.dumps(network, ensure_ascii=False)}",
+        *([] if expires is None else [f"expires = {expires.isoformat()}"]),
         "",
         "[[run]]",
         f"id = {json.dumps(run_id)}",

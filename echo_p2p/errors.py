@@ -43,6 +43,22 @@ class ConfigError(EchoError):
     exit_code = 2
 
 
+class BootstrapError(ConfigError):
+    """A bootstrap file is missing, unreadable, wrong, expired, or without the run asked for."""
+
+
+class FolderError(ConfigError):
+    """The data folder is none, or cannot be written."""
+
+
+class ListenError(ConfigError):
+    """What is to be listened on is no address for that."""
+
+
+class VersionError(ConfigError):
+    """This program, or the other side, is too old. The fix has the exact command."""
+
+
 class IdentityError(EchoError):
     """A key file is missing, corrupt, or readable by others."""
 
@@ -75,6 +91,14 @@ class UnreachableError(NetError):
     def __init__(self, message: str, *, fix: str = "", tried: str = "") -> None:
         super().__init__(message, fix=fix)
         self.tried = tried
+
+
+class BootstrapFetchError(UnreachableError):
+    """A bootstrap file could not be fetched from its URL."""
+
+
+class PortError(NetError):
+    """A port cannot be listened on: another program has it, or it is not this machine's."""
 
 
 class DeadlineError(NetError):
@@ -135,6 +159,10 @@ class EngineError(EchoError):
     """An engine cannot load, activate or generate."""
 
     exit_code = 9
+
+
+class FitError(EngineError):
+    """The base model does not fit on this machine."""
 
 
 class LedgerError(EchoError):

@@ -47,6 +47,11 @@ def wrong(field: str, message: str) -> PydanticCustomError:
 
 def load_toml(path: Path, model: type[S]) -> S:
     """Read and check one file; ConfigError says what is wrong where."""
+    return parse_toml(read_toml(path), model, source=str(path))
+
+
+def read_toml(path: Path) -> str:
+    """The text of a file; ConfigError if there is none of a reasonable size."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{path} is over {MAX_FILE_BYTES} bytes; this is no such file.")
@@ -55,7 +60,7 @@ def load_toml(path: Path, model: type[S]) -> S:
         raise ConfigError(f"cannot read {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text.") from error
-    return parse_toml(text, model, source=str(path))
+    return text
 
 
 def parse_toml(text: str, model: type[S], *, source: str) -> S:

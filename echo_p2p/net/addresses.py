@@ -15,7 +15,7 @@ import trio
 from multiaddr import Multiaddr
 from multiaddr.utils import get_network_addrs
 
-from echo_p2p.errors import ConfigError, IdentityError, NetError, UnreachableError
+from echo_p2p.errors import IdentityError, ListenError, PortError, UnreachableError
 from echo_p2p.identity import public_key_of
 
 _FAMILIES = {
@@ -75,15 +75,15 @@ def _parse(text: str) -> Address:
 
 
 def parse_listen(text: str) -> Address:
-    """The address in a string, for listening on; ConfigError if that cannot be."""
+    """The address in a string, for listening on; ListenError if that cannot be."""
     try:
         address = _parse(text)
     except (ValueError, IdentityError) as error:
-        raise ConfigError(
+        raise ListenError(
             f"{text!r} is not an address to listen on: {error}.", fix=_LISTEN_FIX
         ) from error
     if not address.kind.startswith("ip"):
-        raise ConfigError(
+        raise ListenError(
             f"{text!r} is not an address to listen on: it has a name.", fix=_LISTEN_FIX
         )
     return address
@@ -120,7 +120,7 @@ async def endpoints(text: str) -> list[Multiaddr]:
 
 
 def check_free(text: str) -> None:
-    """NetError if another program listens there; ConfigError if it is no address for that.
+    """PortError if another program listens there; ListenError if it is no address for that.
 
     libp2p listens with SO_REUSEPORT, so two hubs on one port would share its connections unnoticed.
     """
@@ -130,7 +130,7 @@ def check_free(text: str) -> None:
         try:
             probe.bind((address.host, address.port))
         except OSError as error:
-            raise NetError(
+            raise PortError(
                 f"cannot listen on {text}: {(error.strerror or str(error)).lower()}.",
                 fix="Is it this machine's address, and is no other program using the port?",
             ) from error

@@ -29,7 +29,8 @@ from echo_node.policies import Policies
 from echo_node.session import Parts, Sessions, step
 from echo_node.worker import Work
 from echo_p2p.artifact.store import Store
-from echo_p2p.bootstrap import RunEntry, load_bootstrap
+from echo_p2p.bootstrap import RunEntry
+from echo_p2p.bootstrap_source import load_bootstrap
 from echo_p2p.errors import NetError
 from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, open_peer

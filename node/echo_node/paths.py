@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo_p2p.errors import ConfigError
+from echo_p2p.errors import FolderError
 
 HOME_VARIABLE = "ECHO_NODE_HOME"
 
@@ -40,5 +40,5 @@ def node_folder(chosen: Path | None = None) -> NodeFolder:
         chosen = Path(platformdirs.user_data_dir("echo-p2p", appauthor=False))
     root = chosen.expanduser().absolute()
     if root.exists() and not root.is_dir():
-        raise ConfigError(f"{root} is not a folder.", fix="Name another one with --data-dir.")
+        raise FolderError(f"{root} is not a folder.", fix="Name another one with --data-dir.")
     return NodeFolder(root)

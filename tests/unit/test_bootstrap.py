@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
+import urllib.error
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -14,13 +17,17 @@ from echo_p2p.bootstrap import (
     DEMO_DIRECTORY_SEED,
     DEMO_IDENTITY_SEED,
     Bootstrap,
-    check_url,
-    default_path,
     is_loopback,
-    load_bootstrap,
     render_bootstrap,
 )
-from echo_p2p.errors import ConfigError, UnreachableError
+from echo_p2p.bootstrap_source import check_url, default_path, load_bootstrap
+from echo_p2p.errors import (
+    BootstrapError,
+    BootstrapFetchError,
+    ConfigError,
+    UnreachableError,
+    VersionError,
+)
 from echo_p2p.identity import Identity
 from echo_p2p.toml import load_toml, parse_toml
 
@@ -152,6 +159,12 @@ def test_choosing_a_run() -> None:
 class _Server(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         bodies = {"/good": text().encode(), "/large": b"#" * (2 << 20), "/latin": b"# \xe9"}
+        if self.path == "/portal":  # a hotel's network answers everything with its own page
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(b"<html>Welcome! Please log in.</html>")
+            return
         if self.path == "/moved":
             self.send_response(302)
             self.send_header("Location", "http://example.invalid/good")
@@ -182,9 +195,9 @@ def server() -> Iterator[str]:
     httpd.server_close()
 
 
-def load(source: str | None, deadline_s: float = 20) -> Bootstrap:
+def load(source: str | None, deadline_s: float = 20, now: datetime | None = None) -> Bootstrap:
     async def main() -> Bootstrap:
-        return await load_bootstrap(source, deadline_s=deadline_s)
+        return await load_bootstrap(source, deadline_s=deadline_s, now=now)
 
     return trio.run(main)
 
@@ -203,6 +216,8 @@ def test_from_a_file_a_url_and_the_package(server: str, tmp_path: Path) -> None:
         ("/large", ConfigError, "is over"),
         ("/latin", ConfigError, "not UTF-8"),
         ("/moved", ConfigError, "could be changed on its way"),
+        ("/moved", ConfigError, "Open a browser, log in"),
+        ("/portal", BootstrapFetchError, r"answered with a web page\..* log in"),
     ],
 )
 def test_a_url_that_gives_no_such_file(
@@ -231,3 +246,45 @@ def test_only_https_or_loopback() -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.toml"):
         load(str(tmp_path / "nowhere.toml"))
+
+
+def test_a_file_that_has_expired_says_when_and_what_the_clock_says(tmp_path: Path) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text(text(expires=datetime(2027, 6, 30, tzinfo=UTC)))
+    assert load(str(file), now=datetime(2027, 6, 29, tzinfo=UTC)).expires is not None
+    with pytest.raises(BootstrapError, match=r"30 June 2027.*clock says 01 July 2027") as caught:
+        load(str(file), now=datetime(2027, 7, 1, tzinfo=UTC))
+    assert "newer file" in caught.value.fix
+    file.write_text(text().replace("protocol = 2\n", "protocol = 2\nexpires = 2027-06-30\n", 1))
+    with pytest.raises(BootstrapError, match="expires"):  # without a time zone
+        load(str(file))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "complaint", "fix"),
+    [(3, "this program is too old", "Upgrade it: "), (1, "is older than this program's 2", "Ask")],
+)
+def test_a_network_of_another_protocol_is_no_broken_file(
+    tmp_path: Path, protocol: int, complaint: str, fix: str
+) -> None:
+    """What a newer file has that we do not know is not what is wrong with it."""
+    file = tmp_path / "b.toml"
+    file.write_text(f"protocol = {protocol}\nnews = 1\n")
+    with pytest.raises(VersionError, match=complaint) as caught:
+        load(str(file))
+    assert caught.value.fix.startswith(fix)
+
+
+def test_a_certificate_that_is_not_valid_yet_asks_for_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A clock that is a day behind makes every new certificate invalid."""
+    from echo_p2p import bootstrap_source
+
+    def refuse(*_: object, **__: object) -> None:
+        raise urllib.error.URLError(ssl.SSLCertVerificationError("certificate is not yet valid"))
+
+    monkeypatch.setattr("urllib.request.OpenerDirector.open", refuse)
+    with pytest.raises(BootstrapFetchError) as caught:
+        bootstrap_source._download("https://hub.example/b", 5)
+    assert "clock says" in caught.value.fix
