@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import FileResponse, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -16,9 +17,9 @@ from echo_hub.api.guards import Guards
 from echo_hub.api.models import Health
 from echo_hub.api.routes import events, nodes, overview, session
 from echo_hub.api.site import Site, TheView
+from echo_hub.dashboard import ASSETS
 from echo_p2p import __version__
 
-DASHBOARD = Path(__file__).parent.parent / "dashboard"
 SERVED = frozenset({".js", ".css", ".svg", ".png", ".ico", ".woff2", ".webmanifest"})
 _ROUTERS = (session, overview, nodes, events)
 _DESCRIPTION = (
@@ -81,13 +82,12 @@ class _Assets(StaticFiles):
 
 
 def _serve_page(app: FastAPI) -> None:
-    """The dashboard's files, if they are installed: one page, whatever it is asked to show."""
-    index = DASHBOARD / "index.html"
-    if DASHBOARD.is_dir():
-        app.mount("/static", _Assets(directory=DASHBOARD), name="static")
+    """The dashboard's files: one page, whatever it is asked to show."""
+    index = ASSETS / "index.html"
+    app.mount("/static", GZipMiddleware(_Assets(directory=ASSETS)), name="static")
 
     async def page(path: str = "") -> Response:
-        if not index.is_file() or path.startswith(("api/", "static/")) or path == "metrics":
+        if path.startswith(("api/", "static/")) or path == "metrics":
             raise HTTPException(404, "there is no such page.")
         return FileResponse(index, headers={"cache-control": "no-cache"})
 
