@@ -7,4 +7,10 @@ Invariants: nothing here knows the hub or the node, and nothing here imports tor
 __version__ = "0.1.0"
 
 PROTOCOL = 2
-"""Protocol version. Peers with another number refuse each other with a typed error."""
+"""Newest protocol version that this release speaks, and the one it asks for first."""
+
+SPOKEN = frozenset({PROTOCOL})
+"""All protocol versions that this release speaks; peers without one in common refuse each other."""
+
+OLDEST_RELEASE = "0.1.0"
+"""The oldest release of echo-p2p that speaks one of `SPOKEN`."""

@@ -31,6 +31,7 @@ MAX_VERDICTS = 64
 MAX_TURNS = 64
 MAX_STATE_BYTES = 16 * KIB
 MAX_WRAP_TOKENS = 256
+MAX_MEASURE_BYTES = MIB // 2
 
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -437,6 +438,35 @@ class Obtained(Message, frozen=True):
     from_peers: ByteCount
 
 
+# --- before a session, and beside it ------------------------------------------------------------
+
+
+class VersionsRequest(Message, frozen=True):
+    """Which protocols do you speak? This message and its answer never change."""
+
+
+class Versions(Message, frozen=True):
+    """The protocols of this hub, and the oldest release of echo-p2p that speaks one of them."""
+
+    protocols: Annotated[
+        tuple[Annotated[int, Meta(ge=0, lt=2**16)], ...], Meta(min_length=1, max_length=64)
+    ]
+    needs: Annotated[str, Meta(pattern=r"^[0-9][0-9A-Za-z.+-]{0,39}\Z")]
+
+
+class MeasureRequest(Message, frozen=True):
+    """Take `data`, which means nothing, and answer with so many bytes: how fast is the way?"""
+
+    data: Annotated[memoryview, Meta(max_length=MAX_MEASURE_BYTES)]
+    wanted: Annotated[int, Meta(ge=0, le=MAX_MEASURE_BYTES)]
+
+
+class MeasureReply(Message, frozen=True):
+    """As many bytes as were wanted; they mean nothing."""
+
+    data: Annotated[memoryview, Meta(max_length=MAX_MEASURE_BYTES)]
+
+
 class Refusal(Message, frozen=True):
     """Any request's other answer: a reason code and a sentence."""
 
@@ -462,7 +492,9 @@ WatchEvent = Announcement | Heartbeat | Refusal
 CONTROL_PROTOCOL = "/echo-p2p/control/1"
 WATCH_PROTOCOL = "/echo-p2p/watch/1"
 SWARM_PROTOCOL = "/echo-p2p/swarm/1"
-BULK_PROTOCOLS = frozenset({SWARM_PROTOCOL})
+VERSIONS_PROTOCOL = "/echo-p2p/versions/1"
+MEASURE_PROTOCOL = "/echo-p2p/measure/1"
+BULK_PROTOCOLS = frozenset({SWARM_PROTOCOL, MEASURE_PROTOCOL})
 """Protocols whose answers are chunks: they wait behind everything else, and for the rate limits."""
 
 MAX_CONTROL_BYTES = 8 * MIB + 4 * KIB

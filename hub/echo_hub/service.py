@@ -17,6 +17,7 @@ from itertools import zip_longest
 
 import trio
 
+from echo_hub import measuring
 from echo_hub.audit.request import audit_with
 from echo_hub.audit.rules import audit_rules
 from echo_hub.config import RunConfig
@@ -191,6 +192,7 @@ async def open_hub(
         dissemination.announce(base_artifact)
         await loop.prepare(recovered)
         endpoints.attach(peer)
+        measuring.attach(peer)
         async with open_nursery() as nursery:
             nursery.start_soon(front.run)
             nursery.start_soon(publisher.repair)

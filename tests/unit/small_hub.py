@@ -34,6 +34,7 @@ from echo_p2p.wire import (
     Hello,
     HubRequest,
     Latest,
+    LatestRequest,
     Lease,
     LeaseGrant,
     LeaseRequest,
@@ -87,6 +88,7 @@ class SmallHub:
         self.hellos: list[Hello] = []
         self.obtained: list[Obtained] = []
         self.hears_of_downloads = True
+        self.clock: Callable[[], float] = time.time
         self.changed = Notice()
         self._store = store
         self._numbers = itertools.count(1)
@@ -147,6 +149,8 @@ class SmallHub:
             case Hello():
                 self.hellos.append(request)
                 return self._latest()
+            case LatestRequest():
+                return self._latest()
             case LeaseRequest():
                 return await self._grant(remote, request)
             case LeaseReturn():
@@ -189,7 +193,7 @@ class SmallHub:
             run=seal(self.signer, RunDescription(**{**run, **self.description})),
             base=self._base.envelope,
             adapter=None if self._adapter is None else self._adapter.envelope,
-            hub_time=time.time(),
+            hub_time=self.clock(),
             delta=None if self._delta is None else self._delta.envelope,
         )
 
@@ -221,8 +225,8 @@ class SmallHub:
             "sampling": Sampling(temperature=1.0, max_new_tokens=6, stop=(2, 7)),
             "min_version": 0,
             "max_version": None,
-            "issued_at": time.time(),
-            "expires_at": time.time() + 60,
+            "issued_at": self.clock(),
+            "expires_at": self.clock() + 60,
             "turns": None,
         }
         return Lease(**{**usual, **fields})
@@ -258,7 +262,7 @@ class SmallHub:
                 delta = None if self._delta is None else self._delta.envelope
                 await stream.send(encode(Announcement(adapter=sent[-1].envelope, delta=delta)))
             elif self.heartbeats:
-                await stream.send(encode(Heartbeat(hub_time=time.time())))
+                await stream.send(encode(Heartbeat(hub_time=self.clock())))
 
 
 class ThreadEngine:
