@@ -28,26 +28,17 @@ from safetensors.torch import load_file, save_file
 
 from echo_hub.folders import let_all_read, whole_folder
 from echo_hub.learner.adapters import check_tensors
+from echo_hub.learner.checkpoint_meta import FORMAT, META, Meta
 from echo_hub.learner.policy import Policy
 from echo_p2p.errors import LearnerError
 
-FORMAT = 1
-
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STATE = "state.safetensors"
-_META = "state.json"
 _NO_WAY_BACK = (
     "Restore this folder from a backup. The folders beside it hold the versions before it, but a "
     "run does not go back: merge the adapter/ of one into the base model, and start a new run with "
     "that as its base.path."
 )
-
-
-class _Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: int
-    version: int
-    facts: dict[str, Any]
-    sha256: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -104,8 +95,8 @@ class TrainState:
             with whole_folder(out) as draft:
                 self._policy.save_adapter(draft / "adapter")
                 save_file(rest | self._generators(), draft / _STATE)
-                meta = _Meta(FORMAT, self.version, self.facts, _digests(draft))
-                (draft / _META).write_bytes(msgspec.json.format(msgspec.json.encode(meta)))
+                meta = Meta(FORMAT, self.version, self.facts, _digests(draft))
+                (draft / META).write_bytes(msgspec.json.format(msgspec.json.encode(meta)))
                 let_all_read(draft)
         except OSError as error:
             raise LearnerError(f"cannot write the checkpoint {out}: {error}.") from error
@@ -120,7 +111,7 @@ class TrainState:
     def read(self, checkpoint: Path) -> Snapshot:
         """What a checkpoint folder holds; LearnerError if it could not be this learner's."""
         try:
-            meta = msgspec.json.decode((checkpoint / _META).read_bytes(), type=_Meta)
+            meta = msgspec.json.decode((checkpoint / META).read_bytes(), type=Meta)
             if meta.format != FORMAT:
                 raise LearnerError(
                     f"the checkpoint {checkpoint} has format {meta.format}; this program knows "
@@ -173,7 +164,7 @@ def _digests(folder: Path) -> dict[str, str]:
     """SHA-256 of every file below `folder` but `state.json`, by its path there."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path != folder / _META:
+        if path.is_file() and path != folder / META:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             found[path.relative_to(folder).as_posix()] = digest

@@ -1,0 +1,1 @@
+"""Copies of a run from which it goes on elsewhere, under the same key."""
