@@ -21,12 +21,8 @@ export function bigTable(what, sort) {
     { role: "row", "aria-rowindex": 1 },
     what.columns.map((column) => heading(state, column)),
   );
-  const body = h("div.vt-body", { role: "rowgroup" });
-  const view = h(
-    "div.vt-view",
-    { tabindex: 0, role: "region", "aria-label": `${what.label}, scrollable` },
-    body,
-  );
+  const body = h("div.vt-body");
+  const view = h("div.vt-view", { tabindex: 0, role: "rowgroup" }, body);
   const nothing = h("div.vt-empty");
   const table = h(
     "div.vt",

@@ -2,6 +2,7 @@
 
 import { get } from "../api.js";
 import { choice, heading, labelled, later, pill } from "../bits.js";
+import { showProblem } from "../dialog.js";
 import { fill, h } from "../dom.js";
 import { ago, moment, number, percent, plural, shortPeer, words } from "../format.js";
 import { stranger } from "../hostile.js";
@@ -139,6 +140,8 @@ function rejections(row) {
 
 async function showAll(root, { signal, query }) {
   const rows = new Map();
+  let missing = 0;
+  const wrong = h("div", { role: "alert" });
   const filter = { text: query.get("q") ?? "", standing: query.get("standing") ?? "" };
   const note = h("span.note", { role: "status" });
   const table = bigTable(
@@ -210,6 +213,7 @@ async function showAll(root, { signal, query }) {
       labelled("Search", search, "node-search"),
       labelled("Standing", standing, "node-standing"),
     ),
+    wrong,
     table,
   );
   document.body.classList.add("full-height");
@@ -225,6 +229,7 @@ async function showAll(root, { signal, query }) {
         ? plural(rows.size, "node")
         : `${number(shown.length)} of ${plural(rows.size, "node")}`,
       `, ${number(working)} in session`,
+      missing > 0 ? `, ${number(missing)} more are coming` : "",
     );
   }
   let drawn = 0;
@@ -243,22 +248,33 @@ async function showAll(root, { signal, query }) {
     },
     signal,
   );
-  const load = async () => {
-    await loadAll(rows, signal, draw);
-    draw();
-  };
+  // the page is there with its first rows; the others come while it is looked at
+  const load = () =>
+    new Promise((resolve) => {
+      const grown = (total) => {
+        missing = total - rows.size;
+        if (rows.size > PAGE && missing > 0) soon();
+        else draw();
+        resolve();
+      };
+      loadAll(rows, signal, grown).catch((error) => {
+        if (error.name !== "AbortError") showProblem(wrong, error);
+        resolve();
+      });
+    });
   live.on("resync", load, signal);
   await load();
 }
 
-async function loadAll(rows, signal, progress) {
+async function loadAll(rows, signal, grown) {
   let total = Infinity;
+  const asked = { limit: PAGE, sort: "first_seen", descending: false };
   for (let offset = 0; offset < Math.min(total, MOST); offset += PAGE) {
-    const page = await get("/nodes", { offset, limit: PAGE, sort: "node" }, { signal });
-    total = page.total;
+    const page = await get("/nodes", { ...asked, offset }, { signal });
+    total = Math.min(MOST, page.total);
     for (const row of page.nodes) rows.set(row.node, row);
+    grown(page.nodes.length ? total : rows.size);
     if (!page.nodes.length) break;
-    if (offset === 0) progress();
   }
 }
 

@@ -236,9 +236,10 @@ function drawLag(box, lag) {
 function drawSpread({ spread, boxes }, facts) {
   once(boxes.spreadFacts, facts, () => {
     const rows = facts.recent;
+    const timed = rows.filter((one) => one.last_s !== null);
     spread.set([
-      rows.map((one) => one.version),
-      ...["half_s", "nine_tenths_s", "last_s"].map((name) => rows.map((one) => one[name])),
+      timed.map((one) => one.version),
+      ...["half_s", "nine_tenths_s", "last_s"].map((name) => timed.map((one) => one[name])),
     ]);
     const last = rows.at(-1);
     if (!last) return empty("No version was announced yet.");

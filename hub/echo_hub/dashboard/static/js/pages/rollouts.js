@@ -186,7 +186,7 @@ async function showGroup(root, id, { signal }) {
       { wide: true },
       h(
         "div.transcript",
-        { tabindex: 0, role: "region", "aria-label": "Prompt" },
+        { tabindex: 0, role: "region", "aria-label": "Text of the prompt" },
         visible(group.prompt, 8000),
       ),
     ),

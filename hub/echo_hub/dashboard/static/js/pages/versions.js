@@ -27,7 +27,7 @@ function columns(newest) {
     },
     {
       id: "marks",
-      name: "",
+      name: "State",
       width: "minmax(5.5rem, 1fr)",
       narrow: "minmax(3rem, 1fr)",
       value: (row) => (row.pinned ? 1 : 0),
