@@ -53,10 +53,19 @@ Spans = Annotated[
     Meta(max_length=MAX_TURNS - 1),
 ]
 EnvironmentId = Annotated[str, Meta(pattern=r"^([a-z][a-z0-9-]{0,39}/[1-9][0-9]{0,3})?\Z")]
+PersonName = Annotated[
+    str,
+    Meta(
+        max_length=40,
+        pattern=r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]*\Z",
+    ),
+]
+"""What a person calls themselves: no control characters, none that turn the writing round."""
 EnvelopeBytes = Annotated[bytes, Meta(max_length=8 * MIB)]
 Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
 MAX_BACKLOG_S = 3600.0
 ByteCount = Annotated[int, Meta(ge=0, lt=2**44)]
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
@@ -200,6 +209,26 @@ class Receipt(Signed, frozen=True):
     at: Seconds
 
 
+class Credit(Signed, frozen=True):
+    """What a node has given to a run until `at`, by the hub's ledger: to keep, and to show around.
+
+    Counted is what was accepted and is not disputed: groups, rollouts, and the tokens that the
+    policy sampled; `audited_tokens` are those of groups that were derived again. `person` is the
+    key that vouched for the node, `name` what it goes by.
+    """
+
+    run_id: RunId
+    node: Bytes32
+    person: Bytes32 | None
+    name: PersonName
+    groups: Count
+    rollouts: Count
+    tokens: Count
+    audited_tokens: Count
+    since: Seconds
+    at: Seconds
+
+
 # --- what a node signs --------------------------------------------------------------------------
 
 
@@ -223,6 +252,14 @@ class Submission(Signed, frozen=True):
     lease_id: Bytes16
     version: Version
     rollouts: Annotated[tuple[Rollout, ...], Meta(max_length=MAX_GROUP)]
+
+
+class Voucher(Signed, frozen=True):
+    """A person's word, by their own key: this machine is mine. `name` goes on the leader board."""
+
+    machine: Bytes32
+    name: PersonName
+    at: Seconds
 
 
 # --- node to hub --------------------------------------------------------------------------------
@@ -318,6 +355,25 @@ class TurnReply(Message, frozen=True):
 
     ready: bool
     replies: Annotated[tuple[PackedTokens | None, ...], Meta(max_length=MAX_GROUP)]
+
+
+class Introduce(Message, frozen=True):
+    """Hand in the `Voucher` (its envelope) of the person whose machine this is."""
+
+    run_id: RunId
+    voucher: EnvelopeBytes
+
+
+class CreditRequest(Message, frozen=True):
+    """What have I given so far?"""
+
+    run_id: RunId
+
+
+class CreditReply(Message, frozen=True):
+    """A `Credit` (its envelope)."""
+
+    credit: EnvelopeBytes
 
 
 class Submit(Message, frozen=True):
@@ -480,11 +536,13 @@ HubRequest = (
     | LeaseRequest
     | LeaseReturn
     | TurnRequest
+    | Introduce
+    | CreditRequest
     | Submit
     | BadChunkReport
     | Obtained
 )
-HubReply = Latest | LeaseGrant | Done | TurnReply | SubmitReply | Refusal
+HubReply = Latest | LeaseGrant | Done | TurnReply | CreditReply | SubmitReply | Refusal
 SwarmRequest = HaveRequest | ChunkRequest | PeersRequest
 SwarmReply = HaveReply | ChunkReply | Elsewhere | PeersReply | Refusal
 WatchEvent = Announcement | Heartbeat | Refusal
@@ -506,6 +564,8 @@ MAX_SIGNED_BYTES: dict[type[Signed], int] = {
     RunRecord: 16 * KIB,
     Lease: 4 * MAX_TOKENS + MAX_STATE_BYTES + 8 * MAX_WRAP_TOKENS + 4 * KIB,
     Receipt: 4 * KIB,
+    Credit: KIB,
+    Voucher: KIB,
     Submission: 8 * MIB - KIB,
 }
 """Largest payload of each signed message, in bytes."""

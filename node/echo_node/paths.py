@@ -22,6 +22,23 @@ class NodeFolder:
         return self.root / "identity.pem"
 
     @property
+    def person(self) -> Path:
+        return self.root / "person.pem"
+
+    @property
+    def voucher(self) -> Path:
+        return self.root / "voucher"
+
+    @property
+    def exported(self) -> Path:
+        """There once the identity was exported."""
+        return self.root / "identity.exported"
+
+    @property
+    def credits(self) -> Path:
+        return self.root / "credit"
+
+    @property
     def store(self) -> Path:
         return self.root / "store"
 

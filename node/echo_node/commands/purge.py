@@ -1,0 +1,75 @@
+"""`echo-node purge`: everything this program put on this computer, counted, and removed.
+
+Promises: only folders and files that this program made are touched, never a link's target; what
+will go is said before; a running node is not pulled out from under itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo_node.paths import NodeFolder
+from echo_p2p.errors import FolderError
+
+KEYS = frozenset({"identity.pem", "identity.exported", "person.pem", "voucher"})
+
+
+@dataclass(frozen=True)
+class Found:
+    """One thing to delete: what it is to a person, where, how many files and bytes."""
+
+    what: str
+    path: Path
+    files: int
+    bytes: int
+
+
+OURS = {
+    "store": "downloaded models and versions",
+    "logs": "logs",
+    "credit": "statements of what you gave",
+    "identity.pem": "this machine's key: its standing and credit cannot be carried on without it",
+    "person.pem": "the key of your own that vouches for your machines",
+    "voucher": "your name for this machine",
+    "identity.exported": "a mark that the key was exported",
+}
+"""What this program keeps in its data folder, and what that is to a person."""
+
+
+def look(folder: NodeFolder, *, also: Iterable[Path] = (), keep_keys: bool = False) -> list[Found]:
+    """What there is to delete: in the data folder, and `also` (configuration, a service)."""
+    found = []
+    try:
+        ours = [folder.root / name for name in OURS if not (keep_keys and name in KEYS)]
+        for path in [*ours, *also]:
+            if path.exists() or path.is_symlink():
+                files = [path] if path.is_symlink() or path.is_file() else _files(path)
+                size = sum(file.lstat().st_size for file in files)
+                found.append(Found(OURS.get(path.name, path.name), path, len(files), size))
+    except OSError as error:
+        raise FolderError(f"cannot look into {folder.root}: {error.strerror}.") from error
+    return found
+
+
+def delete(folder: NodeFolder, found: Sequence[Found]) -> None:
+    """Delete what was found, and the data folder if nothing is left in it."""
+    for one in found:
+        try:
+            if one.path.is_dir() and not one.path.is_symlink():
+                shutil.rmtree(one.path)
+            else:
+                one.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise FolderError(
+                f"cannot delete {error.filename or one.path}: {error.strerror}.",
+                fix="What comes before it is gone already; delete the rest yourself.",
+            ) from error
+    if folder.root.is_dir() and not any(folder.root.iterdir()):
+        folder.root.rmdir()
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
