@@ -143,6 +143,10 @@ class StoreError(ArtifactError):
     """The on-disk store cannot do it: no room, locked by another process, a name out of bounds."""
 
 
+class DiskFullError(StoreError):
+    """There is no room on the disk, or the store may not have more of it."""
+
+
 class DirectoryError(EchoError):
     """The DHT process is down or refused a record. Never fatal to a node."""
 

@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echo_p2p.errors import StoreError
+from echo_p2p.errors import DiskFullError, StoreError
 
 if TYPE_CHECKING:
     from echo_p2p.artifact.manifest import Artifact, Slice
 
 ENVELOPE = "envelope"
 FILES = "files"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What a system says when a file cannot grow: no room, or a quota or a limit reached."""
 
 
 @contextmanager
@@ -28,11 +30,12 @@ def disk_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise StoreError(
-            f"cannot {what}: {error.strerror or error}.",
-            fix="Free some disk space." if full else "",
-        ) from error
+        if error.errno in FULL:
+            raise DiskFullError(
+                f"cannot {what}: {error.strerror}.",
+                fix="Free some disk space. What has come so far is kept, and goes on from there.",
+            ) from error
+        raise StoreError(f"cannot {what}: {error.strerror or error}.") from error
 
 
 def lock(path: Path) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from echo_p2p.artifact import bitmap
 from echo_p2p.artifact.disk import ENVELOPE, FILES
 from echo_p2p.artifact.manifest import Artifact
-from echo_p2p.errors import EchoError, StoreError
+from echo_p2p.errors import DiskFullError, EchoError
 
 
 class Entry:
@@ -66,7 +66,7 @@ def choose_victims(entries: Collection[Entry], artifact: Artifact, cap_bytes: in
     left = sum(entry.size for entry in entries) - sum(entry.size for entry in victims)
     if left + need > cap_bytes:
         in_use = sum(entry.size for entry in entries if entry.uses)
-        raise StoreError(
+        raise DiskFullError(
             f"no room for the {need} bytes of {artifact}: the store may hold {cap_bytes}, "
             f"and {in_use} of them are in use.",
             fix="Allow it more disk space.",

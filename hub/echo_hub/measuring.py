@@ -25,7 +25,7 @@ from echo_p2p.wire import (
 )
 
 AT_ONCE, PER_S = 32, 0.5
-AT_ONCE_OF_ONE, PER_S_OF_ONE = 8, 0.1
+AT_ONCE_OF_ONE, PER_S_OF_ONE = 12, 0.2
 ANSWER_S = 60.0
 
 

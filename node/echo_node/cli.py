@@ -37,6 +37,27 @@ DataDir = Annotated[
     ),
 ]
 
+Bootstrap = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|URL",
+        help="The bootstrap_peers.toml of the network to join.",
+        show_default="the packaged one: the demo network on this machine",
+    ),
+]
+RunId = Annotated[
+    str | None,
+    typer.Option(metavar="ID", help="The run to join.", show_default="the only one in the file"),
+]
+Listen = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MULTIADDR",
+        help="Where other nodes can reach this one; may be repeated.",
+        show_default=f"{LISTEN}, any free port on all interfaces",
+    ),
+]
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -55,29 +76,10 @@ def _root(
 
 @app.command()
 def join(
-    bootstrap: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|URL",
-            help="The bootstrap_peers.toml of the network to join.",
-            show_default="the packaged one: the demo network on this machine",
-        ),
-    ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID", help="The run to join.", show_default="the only one in the file"
-        ),
-    ] = None,
+    bootstrap: Bootstrap = None,
+    run: RunId = None,
     data_dir: DataDir = None,
-    listen: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MULTIADDR",
-            help="Where other nodes can reach this one; may be repeated.",
-            show_default=f"{LISTEN}, any free port on all interfaces",
-        ),
-    ] = None,
+    listen: Listen = None,
     threads: Annotated[
         int,
         typer.Option(
@@ -112,7 +114,7 @@ def join(
     The first Ctrl-C hands in what is running, the second quits at once.
     """
     _set_up_logging(log_level)
-    with _errors_as_exit_codes():
+    with _errors_as_exit_codes(explained_with=(bootstrap, data_dir)):
         from echo_node.node import JoinOptions
         from echo_node.paths import node_folder
         from echo_p2p.rates import parse_limits
@@ -150,21 +152,85 @@ def identity(data_dir: DataDir = None) -> None:
         typer.echo(Identity.load_or_create(node_folder(data_dir).identity).peer_id)
 
 
+@app.command()
+def doctor(
+    checks: Annotated[
+        list[str] | None, typer.Argument(metavar="[CHECK]...", help="Only these checks.")
+    ] = None,
+    fit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Would this model fit? A folder, or a name like Qwen2.5-1.5B; nothing is fetched.",
+            show_default="the run's",
+        ),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=16,
+            help="Tokens of prompt and answer that --fit counts with.",
+            show_default="the run's, or 2048",
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    run: RunId = None,
+    data_dir: DataDir = None,
+    listen: Listen = None,
+    offline: Annotated[
+        bool, typer.Option(help="Ask nothing of the network, and measure no rates.")
+    ] = False,
+    json_wanted: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object with every finding.")
+    ] = False,
+) -> None:
+    """Look for what could keep this computer from joining, and say what to do about it.
+
+    Ends with 0 if all is well, 20 if something may hinder, 21 if something keeps it from joining.
+    """
+    _set_up_logging("error")
+    with _errors_as_exit_codes():
+        from echo_node.commands.doctor import doctor
+        from echo_node.doctor.situation import Question
+        from echo_node.paths import node_folder
+
+        question = Question(
+            folder=node_folder(data_dir),
+            bootstrap=bootstrap,
+            run=run,
+            listen=tuple(listen or [LISTEN]),
+            model=fit,
+            context=context,
+            offline=offline,
+        )
+        raise typer.Exit(doctor(question, checks or (), json_wanted=json_wanted))
+
+
 @contextmanager
-def _errors_as_exit_codes() -> Iterator[None]:
+def _errors_as_exit_codes(
+    explained_with: tuple[str | None, Path | None] | None = None,
+) -> Iterator[None]:
+    """`explained_with`: name the check of `doctor` too, for this bootstrap file and folder."""
     try:
         yield
     except EchoError as error:
-        _fail(error)
+        _fail(error, explained_with)
     except BaseExceptionGroup as group:
         cause = lone_cause(group)
         if cause is None:
             raise
-        _fail(cause)
+        _fail(cause, explained_with)
 
 
-def _fail(error: EchoError) -> None:
+def _fail(error: EchoError, explained_with: tuple[str | None, Path | None] | None) -> None:
     typer.echo(f"echo-node: {error}", err=True)
+    if explained_with is not None:
+        from echo_node.doctor.explain import hint
+
+        bootstrap, data_dir = explained_with
+        told = hint(error, bootstrap=bootstrap, data_dir=data_dir)
+        if told:
+            typer.echo(told, err=True)
     raise typer.Exit(error.exit_code) from None
 
 

@@ -84,7 +84,8 @@ class Wishes:
     """What the run and the volunteer ask for; None and "auto" leave it to the plan.
 
     `context`: longest prompt and answer in tokens; `group_size`: answers to one prompt. `gpu` and
-    `ram`: most bytes the engine may have; without them it leaves the head-room of `head_room`.
+    `ram`: most bytes the engine may have, `gpu_share`: of each card's memory; without them it
+    leaves the head-room of `head_room`.
     """
 
     context: int
@@ -93,6 +94,7 @@ class Wishes:
     engine: str = "auto"
     max_sequences: int | None = None
     gpu: int | None = None
+    gpu_share: float | None = None
     ram: int | None = None
 
 
@@ -212,7 +214,10 @@ def _numbered(cards: Sequence[Accelerator]) -> list[tuple[int, Accelerator]]:
 def _places_on(card: Accelerator, index: int, software: Software, wishes: Wishes) -> list[Place]:
     """The one engine that `auto` means on a card, or all of them if one was named."""
     kind = "metal" if card.unified else card.kind  # the head-room of memory that all share
-    memory = _allowed(wishes.gpu, card.memory, card.free, kind)
+    limit = wishes.gpu
+    if limit is None and wishes.gpu_share is not None:
+        limit = int(wishes.gpu_share * card.memory)
+    memory = _allowed(limit, card.memory, card.free, kind)
     old = card.kind == "cuda" and _capability(card) < BF16_CAPABILITY
     dtype: Dtype = wishes.dtype or ("float32" if old else "bfloat16")
     vllm_works = _capability(card) >= (BF16_CAPABILITY if dtype == "bfloat16" else VLLM_CAPABILITY)

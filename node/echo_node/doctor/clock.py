@@ -1,0 +1,53 @@
+"""The clock, against the hub's: work goes by the hub's, certificates and dates by this one."""
+
+from __future__ import annotations
+
+import sys
+
+from echo_node.doctor.findings import Finding
+from echo_node.doctor.situation import Check, Situation
+
+NAME = "clock"
+WORTH_SAYING_S = 60.0
+
+_FIXES = {
+    "linux": "Set it: sudo timedatectl set-ntp true",
+    "darwin": "Set it: System Settings, General, Date & Time, Set time and date automatically.",
+    "win32": "Set it: Settings, Time & language, Date & time, Sync now.",
+}
+
+
+def offset_in_words(seconds: float) -> str:
+    """Of so many seconds that the hub is ahead of this machine."""
+    amount, unit = next(
+        (abs(seconds) / size, unit)
+        for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes"), (0.001, "ms"))
+        if abs(seconds) >= size or unit == "ms"
+    )
+    side = "behind" if seconds > 0 else "ahead of"
+    return f"{amount:.1f} {unit} {side} the hub's".replace(".0 ", " ")
+
+
+def fix_for(system: str = sys.platform) -> str:
+    """How to set the clock."""
+    return _FIXES.get(system, "Set it to the right time.")
+
+
+def judge(offset_s: float | None, *, system: str = sys.platform) -> list[Finding]:
+    """`offset_s`: by how much the hub's clock is ahead; None if the hub was not reached."""
+    if offset_s is None:
+        said = "not compared: the hub was not reached."
+        return [Finding(check=NAME, severity="note", said=said)]
+    said = f"this computer's clock is {offset_in_words(offset_s)}."
+    if abs(offset_s) < WORTH_SAYING_S:
+        return [Finding(check=NAME, severity="ok", said=said)]
+    return [Finding(check=NAME, severity="warning", said=said, fix=fix_for(system))]
+
+
+async def _run(situation: Situation) -> list[Finding]:
+    way = await situation.way()
+    known = way is not None and way.answer is not None
+    return judge(way.answer.clock_offset_s if known else None)  # type: ignore[union-attr]
+
+
+CHECK = Check(NAME, "Clock", _run)
