@@ -62,6 +62,7 @@ class Hub:
     dissemination: Dissemination
     ledger: Ledger
     learner: Learner
+    scorers: Scorers
     loop: LearnerLoop
 
     async def run(self, stop: trio.Event) -> None:
@@ -210,6 +211,7 @@ async def open_hub(
                 dissemination=dissemination,
                 ledger=ledger,
                 learner=learner,
+                scorers=scorers,
                 loop=loop,
             )
             await dissemination.write()

@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,6 +87,23 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of an answer, without its end-of-sequence or any other special token."""
         return self.turn_text.answer(ids)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Text of a prompt, special tokens by their names."""
+        return str(self._raw.decode(list(ids), skip_special_tokens=False))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text that each token adds to the one before it, special tokens by their names.
+
+        A character that several tokens make together shows as U+FFFD in each of them.
+        """
+        alone: list[str] = self._raw.decode_batch([[one] for one in ids], skip_special_tokens=False)
+        pairs = [list(pair) for pair in pairwise(ids)]
+        both: list[str] = self._raw.decode_batch(pairs, skip_special_tokens=False)
+        found = alone[:1]
+        for before, own, together in zip(alone, alone[1:], both, strict=False):
+            found.append(together[len(before) :] if together.startswith(before) else own)
+        return found
 
     @cached_property
     def turn_text(self) -> TurnText:

@@ -15,13 +15,23 @@ from starlette.types import Scope
 from echo_hub.api import errors
 from echo_hub.api.guards import Guards
 from echo_hub.api.models import Health
-from echo_hub.api.routes import events, nodes, overview, session
+from echo_hub.api.routes import (
+    events,
+    learner,
+    nodes,
+    overview,
+    planner,
+    public,
+    rollouts,
+    session,
+    versions,
+)
 from echo_hub.api.site import Site, TheView
 from echo_hub.dashboard import ASSETS
 from echo_p2p import __version__
 
 SERVED = frozenset({".js", ".css", ".svg", ".png", ".ico", ".woff2", ".webmanifest"})
-_ROUTERS = (session, overview, nodes, events)
+_ROUTERS = (session, overview, nodes, versions, rollouts, learner, planner, events, public)
 _DESCRIPTION = (
     "Operate a run of echo-p2p: everything that the dashboard shows and does. Send "
     "`Authorization: Bearer TOKEN` where the hub wants a log-in."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -25,6 +25,7 @@ from echo_hub.publish.spread import Spread
 from echo_hub.rollouts.front import Front
 from echo_hub.run_facts import resolve_base
 from echo_hub.tally import FrontSnapshot
+from echo_hub.tasks.base import Split
 from echo_hub.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+Prompts = Callable[[Split, Sequence[int]], Awaitable[list[list[int] | str]]]
+"""Token ids of prompts; a sentence in place of one that cannot be made."""
 
 _READERS = 2
 SAMPLE_S = 1.0
@@ -124,6 +128,7 @@ class View:
     in_session: Callable[[], Collection[str]]
     greeted: Callable[[str], Greeted | None]
     reader: Reader
+    prompts: Prompts
     clock: Callable[[], float] = time.time
     samples: Samples = field(default_factory=Samples)
     _tokenizer: Tokenizer | None = None
@@ -138,6 +143,11 @@ class View:
             now = self.snapshot()
             self.samples.add(trio.current_time(), now.rollouts_accepted, now.rollouts_rejected)
             await trio.sleep(SAMPLE_S)
+
+    async def prompt_text(self, split: Split, index: int) -> str:
+        """A prompt as the policy is asked it; empty if it can be made no more."""
+        (made,) = await self.prompts(split, [index])
+        return "" if isinstance(made, str) else (await self.tokenizer()).text(made)
 
     async def tokenizer(self) -> Tokenizer:
         """The base model's, loaded when it is first asked for."""
@@ -162,4 +172,5 @@ def view_of(hub: Hub, folder: RunFolder) -> View:
         in_session=lambda: hub.endpoints.in_session,
         greeted=hub.endpoints.greeted,
         reader=Reader(folder.ledger),
+        prompts=hub.scorers.prompts,
     )

@@ -177,6 +177,29 @@ def count_versions(connection: Connection) -> int:
     return connection.scalar(select(func.count()).select_from(updates)) or 0
 
 
+@dataclass(frozen=True)
+class PublishedSize:
+    """Bytes of a version as it was announced, and of the delta to it, if there was one."""
+
+    size: int
+    delta_size: int | None
+
+
+def published_sizes(connection: Connection, versions: Sequence[int]) -> dict[int, PublishedSize]:
+    """What was announced of these versions, of those of which it was written down."""
+    query = text(
+        "SELECT json_extract(detail, '$.version'), json_extract(detail, '$.size'),"
+        " json_extract(detail, '$.delta_size') FROM events WHERE kind = 'published' AND"
+        " at >= (SELECT min(committed_at) FROM updates WHERE version >= :least)"
+        " AND json_extract(detail, '$.version') BETWEEN :least AND :most"
+    )
+    if not versions:
+        return {}
+    bounds = {"least": min(versions), "most": max(versions)}
+    rows = connection.execute(query, bounds)
+    return {row[0]: PublishedSize(row[1], row[2]) for row in rows if row[1] is not None}
+
+
 # --- metrics ------------------------------------------------------------------------------------
 
 

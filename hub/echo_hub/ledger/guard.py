@@ -75,7 +75,7 @@ def read_guard(connection: Connection) -> GuardState:
     return GuardState(
         pause=read_pause(connection),
         resumed_at=None if resumed_at is None else int(resumed_at),
-        withdrawn=_withdrawn(connection),
+        withdrawn=withdrawn_versions(connection),
         batch=frozenset(batch) if last else frozenset(),
     )
 
@@ -86,7 +86,8 @@ def read_pause(connection: Connection) -> Pause | None:
     return None if value is None else Pause(**json.loads(value))
 
 
-def _withdrawn(connection: Connection) -> frozenset[int]:
+def withdrawn_versions(connection: Connection) -> frozenset[int]:
+    """Versions that a return to an earlier one has undone."""
     back_to = func.json_extract(updates.c.metrics, f"$.{ROLLED_BACK_TO}")
     rows = connection.execute(select(updates.c.version, back_to).where(back_to.is_not(None)))
     return frozenset(v for version, earlier in rows for v in range(int(earlier) + 1, version))

@@ -16,13 +16,14 @@ export function useSession(session) {
   csrf = session.csrf ?? null;
 }
 
-/** GET a path with query parameters; null and "" are left out. */
+/** GET a path with query parameters; null and "" are left out, a list is several. */
 export async function get(path, query = {}, { signal } = {}) {
-  const asked = new URLSearchParams(
-    Object.entries(query).filter(
-      ([, value]) => value !== null && value !== undefined && value !== "",
-    ),
-  );
+  const asked = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    for (const one of [value].flat()) {
+      if (one !== null && one !== undefined && one !== "") asked.append(name, one);
+    }
+  }
   const tail = asked.size ? `?${asked}` : "";
   return request(`${BASE}${path}${tail}`, { signal });
 }

@@ -8,6 +8,7 @@ const nats = { unit: "nats a token" };
 /** By name: `{means, show, unit}`; one that is not here is shown as a plain number. */
 export const KNOWN = {
   reward_mean: { means: "mean reward of the update's rollouts", show: reward },
+  reward_error: { means: "standard error of the mean, over groups", show: reward },
   reward_std: { means: "their standard deviation", show: reward },
   zero_advantage_groups: {
     means: "groups whose answers all got the same reward: they teach nothing",
@@ -34,6 +35,13 @@ export const KNOWN = {
   tokens: { means: "tokens of the update", unit: "tokens" },
   trained_rollouts: { means: "rollouts with an advantage", unit: "rollouts" },
   padding: { means: "computed in vain", ...share },
+  lag0_tokens: { means: "tokens of lag 0, that a mismatch is measured on", unit: "tokens" },
+  good_version: { means: "last version that the guard calls good", unit: "version" },
+  waited_seconds: { means: "waited for groups", show: seconds, axis: seconds, unit: "s" },
+  pass_rate: { means: "answers that are right", ...share },
+  length_mean: { means: "mean length of an answer", unit: "tokens" },
+  zero_advantage: { means: "groups whose answers all got the same reward", ...share },
+  groups: { means: "groups scored since the update before", unit: "groups" },
   seconds: { means: "time of the update", show: seconds, axis: seconds, unit: "s" },
   period_s: { means: "from update to update", show: seconds, axis: seconds, unit: "s" },
   waited_s: { means: "waited for groups", show: seconds, axis: seconds, unit: "s" },
@@ -42,12 +50,12 @@ export const KNOWN = {
 
 const GROUPS = [
   ["Reward", /^(reward|zero_advantage|pass_rate|length)/],
-  ["Staleness", /^(lag|mismatch|ratio|ess$|kl$|clip_fraction|age|truncat)/],
+  ["Staleness", /^(lag_|mismatch|ratio|ess$|kl$|clip_fraction|age|truncat)/],
   ["Objective", /^(loss|policy_loss|value|entropy|kl_|penalty)/],
   ["Step", /^(grad|learning_rate|clip|good_version|rolled_back|adam|weight|update)/],
   [
     "Work and time",
-    /^(tokens|trained|padding|seconds|period_s|waited_s|train_s|auditing|training|rollouts|groups)/,
+    /^(tokens|trained|padding|lag0|waited|seconds|period_s|waited_s|train_s|auditing|training|rollouts|groups)/,
   ],
 ];
 
@@ -55,7 +63,7 @@ const GROUPS = [
 export function grouped(names) {
   const found = new Map(GROUPS.map(([title]) => [title, []]));
   for (const name of names) {
-    const task = /^task\/(.+)\/([^/]+)$/.exec(name);
+    const task = /^task\.(.+)\.([^.]+)$/.exec(name);
     const title = task
       ? `Task ${task[1]}`
       : (GROUPS.find(([, pattern]) => pattern.test(name))?.[0] ?? "Other");
@@ -74,6 +82,6 @@ function byKnown(a, b) {
 }
 
 export function shown(name) {
-  const last = name.split("/").at(-1);
+  const last = name.split(".").at(-1);
   return { means: "", show: number, axis: number, unit: "", ...(KNOWN[name] ?? KNOWN[last] ?? {}) };
 }

@@ -57,7 +57,7 @@ export async function show(root, { signal, query }) {
   const charts = new Map();
 
   const reload = async () => {
-    const metrics = await get("/metrics", {}, { signal });
+    const metrics = await get("/learner/metrics", {}, { signal });
     fill(note, plural(metrics.names.length, "metric"), ` of ${plural(metrics.versions, "update")}`);
     if (!metrics.names.length) {
       fill(body, empty("No update yet.", "Metrics appear with the first one."));
@@ -71,8 +71,8 @@ export async function show(root, { signal, query }) {
       : null;
     for (let at = 0; at < metrics.names.length; at += AT_ONCE) {
       const page = await get(
-        "/metrics/series",
-        { names: metrics.names.slice(at, at + AT_ONCE).join(","), points: POINTS, since: from },
+        "/learner/series",
+        { name: metrics.names.slice(at, at + AT_ONCE), points: POINTS, first: from },
         { signal },
       );
       for (const series of page.series) draw(charts.get(series.name), series, page.step);
@@ -126,7 +126,7 @@ function build(body, names, charts, signal) {
               h(
                 "div.multiple-head",
                 {},
-                h("h3", {}, stranger(words(name.split("/").at(-1)), 60)),
+                h("h3", {}, stranger(words(name.split(".").at(-1)), 60)),
                 value,
               ),
               h("p.means", {}, [means, unit].filter(Boolean).join(" · ") || "\u00a0"),
