@@ -23,6 +23,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from echo_node.engines.base import Job
+from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
 from echo_p2p.wire import Sampling
 
@@ -70,7 +71,7 @@ def make_prompts(base: Path, count: int) -> list[list[int]]:
 
 
 def ours(base: Path, adapter: Path, prompts: list[list[int]], limit: int) -> Callable[[], int]:
-    engine = TorchEngine(max_sequences=len(prompts), device="cpu")
+    engine = Driver(TorchEngine(max_sequences=len(prompts), device="cpu"))
     engine.load(base, "float32")
     engine.activate(1, adapter)
     sampling = Sampling(temperature=1.0, max_new_tokens=limit, stop=(EOS,))

@@ -39,7 +39,8 @@ T = TypeVar("T")
 
 
 class Child:
-    """The parent's side of one child process. Not shared between tasks: wrap it in a lock."""
+    """The parent's side of one child process. One task may send while another receives; two that
+    do the same need a lock."""
 
     def __init__(self, process: trio.Process, name: str) -> None:
         self.name = name
@@ -274,6 +275,11 @@ class ParentPipe:
             return None
         self._working = True
         return decode(body, kind)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether `receive` would return at once."""
+        return not self._frames.empty()
 
     def _read_frames(self) -> None:
         while (body := read_frame(self._in)) is not None:

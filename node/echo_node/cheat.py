@@ -59,24 +59,33 @@ class Cheat(RemoteEngine):
             await super().activate(version, adapter)
         self._stuck = self._way == "stale"
 
-    async def generate(self, jobs: Sequence[Job]) -> list[Completion]:
+    async def generate(
+        self,
+        jobs: Sequence[Job],
+        *,
+        version: int | None = None,
+        finished: Callable[[], None] | None = None,
+    ) -> list[Completion]:
+        honestly = partial(super().generate, version=self.active, finished=finished)
         if self._honest > 0:
             self._honest -= len(jobs)
-            return await super().generate(jobs)
+            return await honestly(jobs)
         match self._way:
             case "greedy":
                 cold = [replace(job.sampling, temperature=1e-3) for job in jobs]
-                return await super().generate(
+                return await honestly(
                     [replace(job, sampling=one) for job, one in zip(jobs, cold, strict=True)]
                 )
             case "reseeded":
-                return await super().generate([replace(job, seed=job.seed ^ 1) for job in jobs])
+                return await honestly([replace(job, seed=job.seed ^ 1) for job in jobs])
             case "edited":
-                done = await super().generate(jobs)
+                done = await honestly(jobs)
                 return [_edited(job, one) for job, one in zip(jobs, done, strict=True)]
             case "hand-written":
+                for _ in jobs if finished is not None else ():
+                    finished()  # type: ignore[misc]
                 return [self._by_hand(job) for job in jobs]
-        return await super().generate(jobs)
+        return await honestly(jobs)
 
     def _by_hand(self, job: Job) -> Completion:
         asked = _SUM.search(self._tokenizer.decode(job.prompt, skip_special_tokens=False))

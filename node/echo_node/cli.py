@@ -89,6 +89,9 @@ def join(
     max_sequences: Annotated[
         int, typer.Option(min=1, help="Most answers generated at a time; fewer need less memory.")
     ] = 64,
+    engine: Annotated[
+        str, typer.Option(help="What generates: auto, or the name of an engine.")
+    ] = "auto",
     max_upload: Annotated[
         str,
         typer.Option(
@@ -115,10 +118,12 @@ def join(
     """
     _set_up_logging(log_level)
     with _errors_as_exit_codes(explained_with=(bootstrap, data_dir)):
+        from echo_node.engines.choice import check_name
         from echo_node.node import JoinOptions
         from echo_node.paths import node_folder
         from echo_p2p.rates import parse_limits
 
+        check_name(engine)
         options = JoinOptions(
             folder=node_folder(data_dir),
             bootstrap=bootstrap,
@@ -126,6 +131,7 @@ def join(
             listen=tuple(listen or [LISTEN]),
             threads=threads,
             max_sequences=max_sequences,
+            engine=engine,
             limits=parse_limits(upload=max_upload, download=max_download),
             until_eof=until_eof,
         )

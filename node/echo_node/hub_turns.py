@@ -1,8 +1,8 @@
 """Turns that the hub itself replies to: asked over any number of sessions, until the lease ends.
 
-`converse` answers the leases of one batch by turns: the engine generates one turn of every dialogue
-that goes on, the hub says what follows, and the engine, which has kept what it computed, goes on.
-Asking twice is harmless: the hub gives the answer that it gave.
+`converse` answers a lease by turns: the engine generates one turn of every dialogue that goes on,
+the hub says what follows, and the engine, which has kept what it computed, goes on. Asking twice is
+harmless: the hub gives the answer that it gave.
 """
 
 from __future__ import annotations
@@ -99,89 +99,41 @@ class HubTurns:
 
 
 async def converse(
-    engine: AsyncEngine, turns: HubTurns, batch: Sequence[tuple[Lease, list[Job]]]
-) -> dict[bytes, list[Completion]]:
-    """Answer leases, those without turns at the hub in the first round.
+    engine: AsyncEngine,
+    turns: HubTurns,
+    lease: Lease,
+    jobs: Sequence[Job],
+    *,
+    version: int,
+    left: Callable[[int], None],
+) -> list[Completion] | None:
+    """Answer a lease in which the hub replies; None if it ended before its dialogues did.
 
-    Returns the answers by lease; a lease that ended while its dialogues went on has none.
+    Args:
+        left: told how many of the dialogues go on.
     """
-    courses = {
-        lease.lease_id: [Course(job) if asks_hub(lease) else None for job in jobs]
-        for lease, jobs in batch
-    }
-    answers: dict[bytes, list[Completion]] = {}
-    going = [(lease, list(range(len(jobs)))) for lease, jobs in batch]
-    jobs_of = {lease.lease_id: jobs for lease, jobs in batch}
+    courses = [Course(job) for job in jobs]
+    going = list(range(len(jobs)))
     while going:
-        asked = [
-            _next(courses[lease.lease_id][i], jobs_of[lease.lease_id][i])
-            for lease, rows in going
-            for i in rows
-        ]
-        done = iter(await engine.generate(asked))
-        waiting: list[tuple[Lease, list[int]]] = []
-        for lease, rows in going:
-            mine = [next(done) for _ in rows]
-            if not asks_hub(lease):
-                answers[lease.lease_id] = mine
-                continue
-            due = [i for i, turn in zip(rows, mine, strict=True) if _say(courses, lease, i, turn)]
-            waiting.append((lease, due))
-        going = await _hear_all(turns, courses, waiting)
-    for lease, _ in batch:
-        spoken = [course for course in courses[lease.lease_id] if course is not None]
-        if spoken and all(course.dialogue.turns for course in spoken):
-            answers[lease.lease_id] = [course.completion for course in spoken]
-    return answers
+        done = await engine.generate([courses[i].next_turn for i in going], version=version)
+        due = [i for i, turn in zip(going, done, strict=True) if courses[i].say(turn)]
+        left(len(due))
+        if not due:
+            break
+        replies = await turns.ask(lease, [_handed(i, courses[i]) for i in due])
+        if replies is None:
+            return None
+        going = [i for i, reply in zip(due, replies, strict=True) if courses[i].hear(reply)]
+        left(len(going))
+    return [course.completion for course in courses]
+
+
+def _handed(rollout: int, course: Course) -> HandedTurn:
+    """The turn that was just taken."""
+    said = course.dialogue.turns
+    return HandedTurn(rollout=rollout, number=len(said) - 1, tokens=pack_tokens(said[-1]))
 
 
 def asks_hub(lease: Lease) -> bool:
     """Whether the hub itself replies in this lease."""
     return lease.turns is not None and not lease.turns.environment
-
-
-Courses = dict[bytes, list[Course | None]]
-
-
-def _next(course: Course | None, job: Job) -> Job:
-    return job if course is None else course.next_turn
-
-
-def _say(courses: Courses, lease: Lease, i: int, turn: Completion) -> bool:
-    course = courses[lease.lease_id][i]
-    assert course is not None
-    return course.say(turn)
-
-
-async def _hear_all(
-    turns: HubTurns, courses: Courses, waiting: Sequence[tuple[Lease, list[int]]]
-) -> list[tuple[Lease, list[int]]]:
-    """Ask for all leases at once; those that go on, with the rollouts that do."""
-    going: dict[bytes, list[int]] = {}
-
-    async def hear(lease: Lease, due: list[int]) -> None:
-        mine = courses[lease.lease_id]
-        handed = [
-            HandedTurn(
-                rollout=i,
-                number=len(course.dialogue.turns) - 1,
-                tokens=pack_tokens(course.dialogue.turns[-1]),
-            )
-            for i in due
-            if (course := mine[i]) is not None
-        ]
-        replies = await turns.ask(lease, handed)
-        if replies is None:  # nothing can come of it any more
-            courses[lease.lease_id] = []
-            return
-        going[lease.lease_id] = [
-            i
-            for i, reply in zip(due, replies, strict=True)
-            if (course := mine[i]) is not None and course.hear(reply)
-        ]
-
-    async with open_nursery() as nursery:
-        for lease, due in waiting:
-            if due:
-                nursery.start_soon(hear, lease, due)
-    return [(lease, going[lease.lease_id]) for lease, _ in waiting if going.get(lease.lease_id)]

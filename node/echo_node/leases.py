@@ -3,9 +3,11 @@
 The rules, for leases held while version `active` is loaded and `newest` is on disk:
 
 - an expired lease is dropped; one that no version still to come here can answer is given back;
-- leases that `newest` is too new for are answered first, by `active`;
-- then `newest` becomes active, and leases it may answer are batched, those that expire first first;
-- leases for a version yet to come wait for it.
+- leases that `newest` is too new for are begun first, by `active`;
+- then `newest` becomes active, and leases it may answer are begun, those that expire first first;
+- leases for a version yet to come wait for it;
+- a lease is begun as soon as there is room for one of its answers, whatever else is running: the
+  others follow as places get free. What was begun is not touched again.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from echo_p2p.wire import Lease, RunDescription, unpack_tokens
 
 @dataclass(frozen=True)
 class Plan:
-    """The next step: make `version` active if it is not, then answer `batch`.
+    """The next step: make `version` active if it is not, then begin `batch`.
 
     `kept` are held on, `expired` are forgotten, `hopeless` go back to the hub.
     """
@@ -37,7 +39,7 @@ def plan(
     active: int | None,
     newest: int | None,
     now: float,
-    max_sequences: int,
+    room: int,
 ) -> Plan:
     """Decide the next step.
 
@@ -45,7 +47,7 @@ def plan(
         active: version the engine has; None before the first.
         newest: newest version on disk, never older than `active`; None before the first.
         now: Unix seconds by the hub's clock.
-        max_sequences: most answers in one batch; one lease is taken even if it has more.
+        room: answers that could be begun now, beside those that are running.
     """
     expired = tuple(lease for lease in held if lease.expires_at <= now)
     live = [lease for lease in held if lease.expires_at > now]
@@ -60,7 +62,7 @@ def plan(
         urgent = [lease for lease in live if not _allows(lease, newest) and _allows(lease, active)]
         if urgent:
             version, candidates = active, urgent
-    batch = _take(candidates, max_sequences)
+    batch = _take(candidates, room)
     taken = {lease.lease_id for lease in batch}
     kept = tuple(lease for lease in live if lease.lease_id not in taken)
     return Plan(version, batch, kept, expired, hopeless)
@@ -77,20 +79,19 @@ def _has_a_chance(lease: Lease, possible: set[int], newest: int) -> bool:
     return later or any(_allows(lease, version) for version in possible)
 
 
-def _take(candidates: Sequence[Lease], max_sequences: int) -> tuple[Lease, ...]:
+def _take(candidates: Sequence[Lease], room: int) -> tuple[Lease, ...]:
     batch: list[Lease] = []
-    room = max_sequences
     for lease in sorted(candidates, key=lambda lease: lease.expires_at):
-        if batch and lease.group_size > room:
+        if room < 1:
             break
         batch.append(lease)
         room -= lease.group_size
     return tuple(batch)
 
 
-def groups_wanted(held: Sequence[Lease], *, group_size: int, max_sequences: int) -> int:
-    """Leases to ask for, so that one full batch is held ahead of the one being answered."""
-    lacking = max_sequences - sum(lease.group_size for lease in held)
+def groups_wanted(held: Sequence[Lease], *, group_size: int, capacity: int) -> int:
+    """Leases to ask for, so that there is one for each place that the engine may get free."""
+    lacking = capacity - sum(lease.group_size for lease in held)
     return 0 if lacking <= 0 else -(-lacking // group_size)
 
 

@@ -58,6 +58,7 @@ class JoinOptions:
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     threads: int = 0
     max_sequences: int = 64
+    engine: str = "auto"
     limits: Limits = field(default_factory=Limits)
     until_eof: bool = False
 
@@ -80,6 +81,7 @@ async def join(
             threads=options.threads,
             max_sequences=options.max_sequences,
             log_path=options.folder.engine_log,
+            engine=options.engine,
         ) as engine,
     ):
         node = Node(entry, identity, store, peer, engine, report)

@@ -20,7 +20,6 @@ import trio
 
 from echo_node.directory import DIRECTORY_S, ask_directory
 from echo_node.downloads import Downloads, fetch_deadline_s, size_of
-from echo_node.engines.base import EngineInfo
 from echo_node.engines.remote import RemoteEngine
 from echo_node.events import Engine, Event, Joined, Step, Trouble
 from echo_node.hub import ANSWER_S, Greeting, Hub, Offer
@@ -258,7 +257,7 @@ class Sessions:
             await self._parts.downloads.obtain(base, hub.peer_id)
             await self._parts.downloads.tell(hub)
         folder = self._pins.enter_context(self._parts.store.pin(base.id))
-        info = await self._load(folder, self._run)
+        await self._load(folder, self._run)
         self.worker = Worker(
             self._run,
             node=self._parts.node,
@@ -266,14 +265,13 @@ class Sessions:
             policies=self._parts.policies,
             outbox=self._parts.outbox,
             hub_turns=self._hub_turns,
-            max_sequences=info.max_sequences,
             hub_now=self._hub_now,
             notice=self._parts.notice,
             report=self._report,
         )
         nursery.start_soon(self.worker.work)
 
-    async def _load(self, folder: Path, run: RunDescription) -> EngineInfo:
+    async def _load(self, folder: Path, run: RunDescription) -> None:
         with step(self._report, "loading the base model", LOAD_S):
             while True:
                 try:
@@ -293,7 +291,6 @@ class Sessions:
                 max_sequences=info.max_sequences,
             )
         )
-        return info
 
     async def _hold(self, hub: Hub) -> None:
         """Work with a hub until it fails."""

@@ -4,6 +4,10 @@ Three loops share one state. `take_leases` and `Outbox.deliver` live as long as 
 hub; `work` lives as long as the node, so what is held is answered while the hub is away too. What
 to do next is decided in `leases.plan`.
 
+Each lease is answered by a task of its own, all of it by the version that was active when it was
+begun, and handed in as soon as its last answer is done. Leases are begun, and new ones asked for,
+as places in the engine get free; nothing waits for the longest answer of others.
+
 Stopping never cancels a lease request: a hub that has just granted leases to a request that
 nobody waits for would keep them from others until they expire. So the answer is awaited (a few
 seconds at most, `hub.LEASE_WAIT_S`) and given back.
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -21,7 +25,7 @@ import trio
 from echo_node.engines.base import AsyncEngine, Completion, Job
 from echo_node.events import Event, Trouble, Verdict, Version
 from echo_node.hub import Hub
-from echo_node.hub_turns import HubTurns, converse
+from echo_node.hub_turns import HubTurns, asks_hub, converse
 from echo_node.leases import Plan, fault_of, groups_wanted, plan
 from echo_node.notice import Notice
 from echo_node.outbox import Outbox
@@ -39,9 +43,9 @@ from echo_p2p.wire import (
 )
 
 MAX_LEASE_FAILURES = 3
-"""Failed batches after which their leases are given back."""
-MAX_FAILED_BATCHES = 9
-"""Failed batches in a row after which the engine is no use."""
+"""Failures after which a lease is given back."""
+MAX_ENGINE_FAILURES = 9
+"""Failures in a row, without one group done, after which the engine is no use."""
 _PAUSE_S = 0.5  # after a lease request that was answered at once with nothing
 
 log = logging.getLogger(__name__)
@@ -56,11 +60,19 @@ class Work:
     tokens: int = 0
 
 
+@dataclass(eq=False)
+class _Flight:
+    """A lease that is being answered; `left` of its answers are not over."""
+
+    lease: Lease
+    version: int
+    left: int
+
+
 class Worker:
     """Answers the leases of one run.
 
     Args:
-        max_sequences: most answers in one batch.
         hub_now: Unix seconds by the hub's clock.
         notice: told, and heard, about every change of state.
         report: where events go.
@@ -75,7 +87,6 @@ class Worker:
         policies: Policies,
         outbox: Outbox,
         hub_turns: HubTurns,
-        max_sequences: int,
         hub_now: Callable[[], float],
         notice: Notice,
         report: Callable[[Event], None],
@@ -90,25 +101,26 @@ class Worker:
         self._policies = policies
         self._outbox = outbox
         self._hub_turns = hub_turns
-        self._max_sequences = max_sequences
         self._hub_now = hub_now
         self._notice = notice
         self._report = report
         self._held: list[Lease] = []
-        self._running: tuple[Lease, ...] = ()
+        self._flights: list[_Flight] = []
+        self._used: set[int] = set()  # versions that the engine still has
         self._asking: set[int] = set()
         self._failures: Counter[bytes] = Counter()
-        self._failed_batches = 0
+        self._failed_in_a_row = 0
+        self._failures_seen = 0
 
     @property
     def drained(self) -> bool:
         """Stopped, and nothing is owed any more."""
-        return self.stopping and not self._running and not self._asking and self._outbox.empty
+        return self.stopping and not self._flights and not self._asking and self._outbox.empty
 
     @property
     def busy(self) -> bool:
-        """A batch is being answered."""
-        return bool(self._running)
+        """Leases are being answered."""
+        return bool(self._flights)
 
     def stop(self) -> None:
         """Take no more leases; give back those not begun; finish what is running."""
@@ -120,7 +132,7 @@ class Worker:
     # --- leases -------------------------------------------------------------------------------
 
     async def take_leases(self, hub: Hub) -> None:
-        """Keep one batch of leases ahead of the one being answered, until stopped.
+        """Keep as many leases ahead as the engine may find room for, until stopped.
 
         There is at most one request for each version: when a newer one is ready, the hub is asked
         again at once, while the older request may still wait there.
@@ -144,7 +156,7 @@ class Worker:
 
     def _wanted(self) -> int:
         return groups_wanted(
-            self._held, group_size=self._run.group_size, max_sequences=self._max_sequences
+            self._held, group_size=self._run.group_size, capacity=self._engine.capacity
         )
 
     async def _ask(self, hub: Hub, version: int) -> None:
@@ -182,17 +194,23 @@ class Worker:
 
     async def work(self) -> None:
         """Answer leases as they come, until cancelled; EngineError if the engine is no use."""
-        while True:
-            await self._notice.until(self._has_work)
-            todo = self._plan()
-            self._outbox.give_back(lease.lease_id for lease in todo.hopeless)
-            if todo.version is not None and todo.version != self._policies.active:
-                self._held = [*todo.kept, *todo.batch]
-                await self._activate(todo.version)
-            else:
-                self._held = list(todo.kept)
-                if todo.batch:
-                    await self._answer(todo.batch)
+        async with open_nursery() as nursery:
+            while True:
+                await self._notice.until(self._has_work)
+                todo = self._plan()
+                self._outbox.give_back(lease.lease_id for lease in todo.hopeless)
+                version = self._policies.active
+                if todo.version is not None and todo.version != version:
+                    self._held = [*todo.kept, *todo.batch]
+                    await self._activate(todo.version)
+                else:
+                    self._held = list(todo.kept)
+                    for lease in todo.batch:
+                        assert version is not None
+                        flight = _Flight(lease, version, lease.group_size)
+                        self._flights.append(flight)
+                        nursery.start_soon(self._answer, flight)
+                    self._notice.tell()
 
     def _plan(self) -> Plan:
         return plan(
@@ -200,7 +218,7 @@ class Worker:
             active=self._policies.active,
             newest=self._policies.ready,
             now=self._hub_now(),
-            max_sequences=self._max_sequences,
+            room=self._engine.capacity - sum(flight.left for flight in self._flights),
         )
 
     def _has_work(self) -> bool:
@@ -218,50 +236,71 @@ class Worker:
             self._report(Trouble(message=error.message.splitlines()[0]))
         else:
             self._policies.activated(version)
+            self._used.add(version)
+            self._release()
             self._report(Version(version=version))
 
-    async def _answer(self, batch: tuple[Lease, ...]) -> None:
-        version = self._policies.active
-        assert version is not None
-        self._running = batch
+    def _release(self) -> None:
+        """Let the engine forget versions that nothing is answered by any more."""
+        for version in self._used - {flight.version for flight in self._flights}:
+            if version != self._policies.active:
+                self._engine.release(version)
+                self._used.discard(version)
+
+    async def _answer(self, flight: _Flight) -> None:
         try:
-            work = [(lease, jobs_of(lease)) for lease in batch]
-            answers = await converse(self._engine, self._hub_turns, work)
+            answers = await self._answers(flight)
         except (EngineError, ProcessError) as error:
-            self._failed(batch, error)
+            self._flights.remove(flight)
+            self._failed(flight.lease, error)
         else:
-            self._failed_batches = 0
-            answered = tuple(lease for lease in batch if lease.lease_id in answers)
-            completions = [one for lease in answered for one in answers[lease.lease_id]]
-            for submission in submissions(self._run.run_id, version, answered, completions):
-                self._outbox.submit(submission)
-            given_up = [lease.lease_id for lease in batch if lease not in answered]
-            if given_up:
-                log.warning("%d leases ended before their dialogues did", len(given_up))
-                self._outbox.give_back(given_up)
-            self.done.groups += len(answered)
-            self.done.rollouts += len(completions)
-            self.done.tokens += sum(map(_sampled, completions))
+            self._flights.remove(flight)
+            self._failed_in_a_row = 0
+            if answers is None:
+                log.warning("a lease ended before its dialogues did")
+                self._outbox.give_back([flight.lease.lease_id])
+            else:
+                self._outbox.submit(
+                    submission(self._run.run_id, flight.version, flight.lease, answers)
+                )
+                self.done.groups += 1
+                self.done.rollouts += len(answers)
+                self.done.tokens += sum(map(_sampled, answers))
         finally:
-            self._running = ()
+            self._release()
             self._notice.tell()
 
-    def _failed(self, batch: tuple[Lease, ...], error: EngineError | ProcessError) -> None:
-        self._report(Trouble(message=error.message.splitlines()[0]))
-        self._failed_batches += 1
-        if self._failed_batches >= MAX_FAILED_BATCHES:
+    async def _answers(self, flight: _Flight) -> list[Completion] | None:
+        """The answers to a lease; None if it ended before they were all there."""
+
+        def left(count: int) -> None:
+            flight.left = count
+            self._notice.tell()
+
+        jobs, version = jobs_of(flight.lease), flight.version
+        if asks_hub(flight.lease):
+            return await converse(
+                self._engine, self._hub_turns, flight.lease, jobs, version=version, left=left
+            )
+        return await self._engine.generate(
+            jobs, version=version, finished=lambda: left(flight.left - 1)
+        )
+
+    def _failed(self, lease: Lease, error: EngineError | ProcessError) -> None:
+        if self._engine.failures != self._failures_seen:  # else it is what failed others too
+            self._failures_seen = self._engine.failures
+            self._failed_in_a_row += 1
+            self._report(Trouble(message=error.message.splitlines()[0]))
+        if self._failed_in_a_row >= MAX_ENGINE_FAILURES:
             raise EngineError(
-                f"the engine failed {MAX_FAILED_BATCHES} batches in a row.",
+                f"the engine failed {MAX_ENGINE_FAILURES} times in a row.",
                 fix="Try fewer answers at a time: --max-sequences.",
             ) from error
-        self._failures.update(lease.lease_id for lease in batch)
-        again = [x for x in batch if self._failures[x.lease_id] < MAX_LEASE_FAILURES]
-        given_up = [x.lease_id for x in batch if x not in again]
-        if self.stopping:
-            given_up = [lease.lease_id for lease in batch]
+        self._failures[lease.lease_id] += 1
+        if self.stopping or self._failures[lease.lease_id] >= MAX_LEASE_FAILURES:
+            self._outbox.give_back([lease.lease_id])
         else:
-            self._held = [*again, *self._held]
-        self._outbox.give_back(given_up)
+            self._held.insert(0, lease)
 
 
 def jobs_of(lease: Lease) -> list[Job]:
@@ -273,20 +312,16 @@ def jobs_of(lease: Lease) -> list[Job]:
     ]
 
 
-def submissions(
-    run_id: str, version: int, batch: tuple[Lease, ...], completions: list[Completion]
-) -> list[Submission]:
-    """The groups that answer a batch of leases, from the completions of all their jobs."""
-    answers = iter(completions)
-    return [
-        Submission(
-            run_id=run_id,
-            lease_id=lease.lease_id,
-            version=version,
-            rollouts=tuple(_rollout(next(answers)) for _ in range(lease.group_size)),
-        )
-        for lease in batch
-    ]
+def submission(
+    run_id: str, version: int, lease: Lease, answers: Sequence[Completion]
+) -> Submission:
+    """The group that answers a lease."""
+    return Submission(
+        run_id=run_id,
+        lease_id=lease.lease_id,
+        version=version,
+        rollouts=tuple(map(_rollout, answers)),
+    )
 
 
 def _sampled(answer: Completion) -> int:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
 from engine_models import CONTEXT, VOCAB
 
-from echo_node.engines.base import Completion, EngineInfo, Job
+from echo_node.engines.base import Completion, Dtype, EngineInfo, Job
+from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
 from echo_node.notice import Notice
 from echo_p2p.artifact.manifest import DELTA_FILE, Artifact, build_manifest
 from echo_p2p.artifact.rebuild import make_delta
 from echo_p2p.artifact.store import Store
 from echo_p2p.envelope import Opened, open_envelope, seal
-from echo_p2p.errors import PeerRefusedError
+from echo_p2p.errors import EngineError, PeerRefusedError
 from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, Remote, Stream, open_peer
 from echo_p2p.net.rpc import answer
@@ -266,24 +267,51 @@ class SmallHub:
 
 
 class ThreadEngine:
-    """A real torch engine in a thread of this process: starts at once, and cannot die."""
+    """A real torch engine in a thread of this process: starts at once, and cannot die.
+
+    Calls are answered one after the other.
+    """
+
+    capacity = 8
 
     def __init__(self) -> None:
-        self._engine = TorchEngine(max_sequences=8, device="cpu")
+        self._engine = TorchEngine(max_sequences=self.capacity, device="cpu")
+        self._driver = Driver(self._engine)
+        self._one = trio.Lock()
+        self.failures = 0
         self.batches: list[list[Job]] = []
+        self.released: list[int] = []
         self.hold = trio.CapacityLimiter(1)
         """Borrow it to keep `generate` waiting."""
 
-    async def load(self, base: Path, dtype: str) -> EngineInfo:
-        return await trio.to_thread.run_sync(self._engine.load, base, dtype)
+    async def load(self, base: Path, dtype: Dtype) -> EngineInfo:
+        async with self._one:
+            return await trio.to_thread.run_sync(self._driver.load, base, dtype)
 
     async def activate(self, version: int, adapter: Path) -> None:
-        await trio.to_thread.run_sync(self._engine.activate, version, adapter)
+        async with self._one:
+            await trio.to_thread.run_sync(self._driver.activate, version, adapter)
 
-    async def generate(self, jobs: list[Job]) -> list[Completion]:
-        self.batches.append(jobs)
-        async with self.hold:
-            return await trio.to_thread.run_sync(self._engine.generate, jobs)
+    def release(self, version: int) -> None:
+        self.released.append(version)
+
+    async def generate(
+        self,
+        jobs: Sequence[Job],
+        *,
+        version: int | None = None,
+        finished: Callable[[], None] | None = None,
+    ) -> list[Completion]:
+        self.batches.append(list(jobs))
+        async with self.hold, self._one:
+            try:
+                answers = await trio.to_thread.run_sync(self._driver.generate, jobs, version)
+            except EngineError:
+                self.failures += 1
+                raise
+        for _ in answers if finished else ():
+            finished()  # type: ignore[misc]
+        return answers
 
     def kill(self) -> None:
         pass

@@ -235,7 +235,8 @@ def test_the_auditor_merges_as_nodes_do(world: World):
     reader = Reader(load_policy(config))
     engine = TorchEngine(max_sequences=1, device="cpu")
     engine.load(addmix3_path(), "bfloat16")
-    engine.activate(3, world.adapters[3])
+    engine.add(3, world.adapters[3])
+    engine.score(3, [1, 2])  # so its weights are in place
     before = {name: w.clone() for name, w in reader._policy.causal.named_parameters()}
     theirs = dict(engine._model.named_parameters())
     with reader.wearing(world.adapters[3]):

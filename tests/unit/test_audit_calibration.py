@@ -159,7 +159,10 @@ def test_a_run_is_calibrated(tmp_path: Path) -> None:
 
 def test_the_engine_is_spoken_to_in_its_own_messages() -> None:
     """The hub's shapes of the node's messages are the node's."""
-    names = ("Load", "Loaded", "Activate", "Activated", "Generate", "Generated", "Failed")
+    names = (
+        "Load", "Loaded", "Activate", "Activated", "Release", "Submit", "Order", "Done", "Refused",
+        "Lost", "Beat", "Failed",
+    )  # fmt: skip
     pairs = [(getattr(engine, name), getattr(node_messages, name)) for name in names]
     pairs += [(getattr(engine, n), getattr(node_base, n)) for n in ("EngineInfo", "Job")]
     pairs.append((engine.Completion, node_base.Completion))

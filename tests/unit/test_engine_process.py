@@ -15,9 +15,9 @@ from echo_node.engines.base import Job
 from echo_node.engines.remote import (
     MAX_FAILURES,
     RemoteEngine,
-    generate_deadline_s,
     open_engine,
     restart_delay_s,
+    stall_s,
 )
 from echo_p2p.errors import EngineError, ProcessError
 from echo_p2p.nursery import open_nursery
@@ -71,14 +71,15 @@ def test_an_engine_works_fails_dies_hangs_and_goes_on(
             second = _pid(engine)
             assert second != first
 
-            monkeypatch.setattr(remote, "generate_deadline_s", lambda tokens, rate: 0.2)
+            monkeypatch.setattr(remote, "stall_s", lambda tokens, pause: 0.2)
             os.kill(second, signal.SIGSTOP)
-            with pytest.raises(ProcessError, match="did not answer Generate"):
+            with pytest.raises(ProcessError, match="sampled no token in 0 s"):
                 await engine.generate(SHORT)
             monkeypatch.undo()
             with pytest.raises(EngineError, match="cannot read"):
                 await engine.activate(2, tmp_path)
-            assert await engine.generate(SHORT) == answers
+            again = await engine.generate(SHORT)
+            assert [one.tokens for one in again] == [one.tokens for one in answers]
             assert engine.restarts == 2
 
     trio.run(main)
@@ -112,8 +113,9 @@ def test_an_engine_that_never_answers_is_given_up(
     assert len(deaths) == MAX_FAILURES
 
 
-def test_deadlines_grow_with_the_work_and_shrink_with_the_rate() -> None:
-    assert generate_deadline_s(1000, None) > generate_deadline_s(10, None) > 60
-    assert generate_deadline_s(1000, 1.0) > generate_deadline_s(1000, 100.0) > 60
+def test_patience_grows_with_the_prompts_and_with_pauses_that_ended() -> None:
+    assert stall_s(1000, 0.0) > stall_s(10, 0.0) > 60
+    assert stall_s(10, 1e9) > stall_s(10, 2.0) > stall_s(10, 1.0)
+    assert stall_s(0, 1e9) < 1000
     assert [restart_delay_s(n) for n in (1, 2, 3)] == [0.5, 1.0, 2.0]
     assert restart_delay_s(1000) == 30.0

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from echo_node.engines.base import Job
 from echo_node.engines.draw import Sampler
+from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
 from echo_p2p.errors import EngineError
 from echo_p2p.sampling import keys_to_torch, row_keys, sample
@@ -42,8 +43,8 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
 
 
 @pytest.fixture
-def engine(base: Path, adapters: list[Path]) -> TorchEngine:
-    engine = TorchEngine(max_sequences=64, device="cpu")
+def engine(base: Path, adapters: list[Path]) -> Driver:
+    engine = Driver(TorchEngine(max_sequences=64, device="cpu"))
     engine.load(base, "float32")
     engine.activate(1, adapters[0])
     return engine
@@ -69,7 +70,7 @@ def jobs(
 def test_answers_are_what_a_plain_forward_pass_derives(architecture: str, tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", architecture)
     adapter = make_adapter(base, tmp_path / "adapter", 1)
-    engine = TorchEngine(max_sequences=64, device="cpu")
+    engine = Driver(TorchEngine(max_sequences=64, device="cpu"))
     info = engine.load(base, "float32")
     assert (info.name, info.dtype, info.vocab_size) == ("torch", "float32", VOCAB)
     engine.activate(1, adapter)
@@ -84,7 +85,7 @@ def test_answers_are_what_a_plain_forward_pass_derives(architecture: str, tmp_pa
 
 
 def test_temperatures_limits_and_stops_of_each_job_are_its_own(
-    engine: TorchEngine, base: Path, adapters: list[Path]
+    engine: Driver, base: Path, adapters: list[Path]
 ) -> None:
     work = [
         *jobs(6, temperature=0.7, limit=3),
@@ -98,7 +99,7 @@ def test_temperatures_limits_and_stops_of_each_job_are_its_own(
 
 
 def test_a_batch_larger_than_fits_is_split(base: Path, adapters: list[Path]) -> None:
-    small, large = (TorchEngine(max_sequences=n, device="cpu") for n in (3, 64))
+    small, large = (Driver(TorchEngine(max_sequences=n, device="cpu")) for n in (3, 64))
     for engine in (small, large):
         engine.load(base, "float32")
         engine.activate(1, adapters[0])
@@ -107,9 +108,7 @@ def test_a_batch_larger_than_fits_is_split(base: Path, adapters: list[Path]) -> 
     assert tokens[0] == tokens[1]
 
 
-def test_the_context_is_never_exceeded(
-    engine: TorchEngine, base: Path, adapters: list[Path]
-) -> None:
+def test_the_context_is_never_exceeded(engine: Driver, base: Path, adapters: list[Path]) -> None:
     sampling = Sampling(temperature=1.0, max_new_tokens=1000, stop=())
     work = [Job([5] * length, 1, 0, sampling) for length in (CONTEXT - 1, CONTEXT - 5, 3)]
     answers = engine.generate(work)
@@ -120,7 +119,7 @@ def test_the_context_is_never_exceeded(
         engine.generate([Job([5] * CONTEXT, 1, 0, sampling)])
 
 
-def test_versions_do_not_drift(engine: TorchEngine, adapters: list[Path]) -> None:
+def test_versions_do_not_drift(engine: Driver, adapters: list[Path]) -> None:
     work = jobs(8)
     first = engine.generate(work)
     for _ in range(5):
@@ -132,7 +131,7 @@ def test_versions_do_not_drift(engine: TorchEngine, adapters: list[Path]) -> Non
 
 
 def test_bfloat16(base: Path, adapters: list[Path]) -> None:
-    engine = TorchEngine(max_sequences=64, device="cpu")
+    engine = Driver(TorchEngine(max_sequences=64, device="cpu"))
     assert engine.load(base, "bfloat16").dtype == "bfloat16"
     engine.activate(1, adapters[0])
     work = jobs(8)
@@ -197,7 +196,7 @@ def _overflowing(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     ],
 )
 def test_a_bad_adapter_leaves_the_last_version_active(
-    engine: TorchEngine,
+    engine: Driver,
     base: Path,
     tmp_path: Path,
     spoil: Callable[[Path], None],
@@ -213,7 +212,7 @@ def test_a_bad_adapter_leaves_the_last_version_active(
 
 
 def test_a_bad_first_adapter_leaves_none_active(base: Path, tmp_path: Path) -> None:
-    engine = TorchEngine(max_sequences=4, device="cpu")
+    engine = Driver(TorchEngine(max_sequences=4, device="cpu"))
     with pytest.raises(EngineError, match="no base model"):
         engine.activate(1, tmp_path)
     engine.load(base, "float32")
@@ -243,18 +242,18 @@ def test_a_base_with_code_or_nonsense_is_refused(
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(EngineError, match=complaint):
-        TorchEngine(max_sequences=4, device="cpu").load(base, "float32")
+        Driver(TorchEngine(max_sequences=4, device="cpu")).load(base, "float32")
 
 
 def test_a_base_without_safetensors_is_refused(tmp_path: Path) -> None:
     base = make_base(tmp_path)
     (base / "model.safetensors").rename(base / "pytorch_model.bin")
     with pytest.raises(EngineError, match="no safetensors weights"):
-        TorchEngine(max_sequences=4, device="cpu").load(base, "float32")
+        Driver(TorchEngine(max_sequences=4, device="cpu")).load(base, "float32")
 
 
 @pytest.mark.parametrize("prompt", [[], [VOCAB], [-1]])
-def test_a_prompt_outside_the_vocabulary_is_refused(engine: TorchEngine, prompt: list[int]) -> None:
+def test_a_prompt_outside_the_vocabulary_is_refused(engine: Driver, prompt: list[int]) -> None:
     sampling = Sampling(temperature=1.0, max_new_tokens=4, stop=())
     with pytest.raises(EngineError, match="outside the vocabulary"):
         engine.generate([Job(prompt, 1, 0, sampling)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from engine_models import VOCAB, configs, make_adapter, make_base, reference
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from echo_node.engines.base import Completion, Job
-from echo_node.engines.dialogues import generate_dialogues
+from echo_node.engines.driver import Driver
 from echo_node.engines.prefixes import Prefix, Prefixes
 from echo_node.engines.torch import TorchEngine
 from echo_p2p.dialogue import Rules, fault_in
@@ -36,13 +35,21 @@ def text() -> TurnText:
     return TurnText(raw, STOP)
 
 
-def engine_of(tmp_path: Path, architecture: str, **options: object) -> tuple[TorchEngine, Path]:
+def engine_of(
+    tmp_path: Path, architecture: str, text: TurnText | None = None, **options: object
+) -> tuple[Driver, Path]:
     base = make_base(tmp_path / "base", architecture)
     adapter = make_adapter(base, tmp_path / "adapter", 1)
     engine = TorchEngine(max_sequences=64, device="cpu", **options)  # type: ignore[arg-type]
-    engine.load(base, "float32")
-    engine.activate(1, adapter)
-    return engine, adapter
+    driver = Driver(engine, None if text is None else lambda stop: text)
+    driver.load(base, "float32")
+    driver.activate(1, adapter)
+    return driver, adapter
+
+
+def kept_by(driver: Driver) -> Prefixes:
+    assert isinstance(driver.engine, TorchEngine)
+    return driver.engine.prefixes
 
 
 def jobs(count: int) -> list[Job]:
@@ -58,22 +65,18 @@ def jobs(count: int) -> list[Job]:
     ]
 
 
-def answer_all(engine: TorchEngine, text: TurnText, work: Sequence[Job]) -> list[Completion]:
-    return generate_dialogues(engine.generate, lambda stop: text, work)
-
-
 @pytest.mark.parametrize("architecture", sorted(configs()))
 def test_dialogues_are_what_a_plain_forward_pass_derives(
     architecture: str, tmp_path: Path, text: TurnText
 ) -> None:
-    engine, adapter = engine_of(tmp_path, architecture)
+    engine, adapter = engine_of(tmp_path, architecture, text)
     policy = reference(tmp_path / "base", adapter)
     work = jobs(24)
-    answers = answer_all(engine, text, work)
+    answers = engine.generate(work)
     for job, answer in zip(work, answers, strict=True):
         check(policy, job, answer, text)
     assert sum(len(answer.observed) for answer in answers) > 24
-    kept = engine.prefixes
+    kept = kept_by(engine)
     if architecture == "sliding":  # its layers forget, so nothing can be kept
         assert (kept.reused, len(kept)) == (0, 0)
     else:
@@ -104,43 +107,43 @@ def check(policy: torch.nn.Module, job: Job, answer: Completion, text: TurnText)
 @pytest.mark.parametrize("kept_bytes", [0, 20_000])
 def test_what_had_no_room_is_read_again(tmp_path: Path, text: TurnText, kept_bytes: int) -> None:
     work = jobs(24)
-    roomy, _ = engine_of(tmp_path / "roomy", "qwen2")
-    tight, _ = engine_of(tmp_path / "tight", "qwen2", kept_bytes=kept_bytes)
-    same = [answer.tokens for answer in answer_all(roomy, text, work)]
-    assert [answer.tokens for answer in answer_all(tight, text, work)] == same
-    assert (tight.prefixes.reused > 0) == (kept_bytes > 0)
-    assert tight.prefixes.read + tight.prefixes.reused == (
-        roomy.prefixes.read + roomy.prefixes.reused
+    roomy, _ = engine_of(tmp_path / "roomy", "qwen2", text)
+    tight, _ = engine_of(tmp_path / "tight", "qwen2", text, kept_bytes=kept_bytes)
+    same = [answer.tokens for answer in roomy.generate(work)]
+    assert [answer.tokens for answer in tight.generate(work)] == same
+    assert (kept_by(tight).reused > 0) == (kept_bytes > 0)
+    assert kept_by(tight).read + kept_by(tight).reused == (
+        kept_by(roomy).read + kept_by(roomy).reused
     )
-    assert tight.prefixes.read > roomy.prefixes.read
+    assert kept_by(tight).read > kept_by(roomy).read
 
 
 def test_a_single_turn_of_a_dialogue_elsewhere_keeps_its_place(
     tmp_path: Path, text: TurnText
 ) -> None:
     """As when the hub replies: each turn is a job of its own, with the noise of where it stands."""
-    engine, _ = engine_of(tmp_path, "qwen2")
+    engine, _ = engine_of(tmp_path, "qwen2", text)
     for job in jobs(24):
-        (whole,) = answer_all(engine, text, [job])
+        (whole,) = engine.generate([job])
         for _, end in whole.observed:
             so_far = whole.tokens[:end]
             prompt = [*job.prompt, *so_far]
             later = Job(prompt, job.seed, job.index, job.sampling, start=end, keep=True)
-            (turn,) = answer_all(engine, text, [later])
+            (turn,) = engine.generate([later])
             follows = whole.tokens[end : end + len(turn.tokens)]
             assert turn.tokens[: len(follows)] == follows
-            assert engine.prefixes.take((job.seed, job.index), [*prompt, *turn.tokens, 1])
+            assert kept_by(engine).take((job.seed, job.index), [*prompt, *turn.tokens, 1])
 
 
 def test_another_policy_reads_everything_itself(tmp_path: Path) -> None:
     engine, adapter = engine_of(tmp_path, "qwen2")
     (job,) = jobs(2)[1:]
     first = engine.generate([_turn(job)])[0]
-    assert len(engine.prefixes) == 1
+    assert len(kept_by(engine)) == 1
     engine.activate(2, adapter)
-    assert len(engine.prefixes) == 0
+    assert len(kept_by(engine)) == 0
     engine.generate([_turn(job, [*job.prompt, *first.tokens, 5])])
-    assert engine.prefixes.reused == 0
+    assert kept_by(engine).reused == 0
 
 
 def _turn(job: Job, prompt: list[int] | None = None) -> Job:

@@ -55,7 +55,7 @@ def numbers(leases: tuple[Lease, ...]) -> list[int]:
 def decide(
     held: list[Lease], active: int | None, newest: int | None, *, now: float = 0.0, room: int = 8
 ) -> Plan:
-    return plan(held, active=active, newest=newest, now=now, max_sequences=room)
+    return plan(held, active=active, newest=newest, now=now, room=room)
 
 
 def test_before_the_first_version_leases_wait() -> None:
@@ -86,9 +86,16 @@ def test_what_no_version_can_answer_any_more_goes_back() -> None:
     assert numbers(decide([lease(1, 3, 4)], None, 5).hopeless) == [1]
 
 
-def test_one_lease_is_taken_even_if_it_is_larger_than_a_batch() -> None:
-    todo = decide([lease(1), lease(2)], 1, 1, room=3)
-    assert (numbers(todo.batch), numbers(todo.kept)) == ([1], [2])
+def test_a_lease_is_begun_when_one_of_its_answers_has_room() -> None:
+    for room, begun in ((-2, 0), (0, 0), (1, 1), (4, 1), (5, 2)):
+        todo = decide([lease(1), lease(2)], 1, 1, room=room)
+        assert numbers(todo.batch) == [1, 2][:begun]
+        assert numbers(todo.kept) == [1, 2][begun:]
+
+
+def test_what_the_newest_is_too_new_for_keeps_it_waiting_until_there_is_room() -> None:
+    todo = decide([lease(1), lease(2, 4, 4)], 4, 5, room=0)
+    assert (todo.version, todo.batch, numbers(todo.kept)) == (4, (), [1, 2])
 
 
 leases = st.builds(
@@ -113,7 +120,7 @@ def test_no_lease_is_lost_doubled_or_answered_outside_its_window(
     held: list[Lease], active: int, ahead: int, room: int
 ) -> None:
     newest = active + ahead
-    todo = plan(held, active=active, newest=newest, now=10.0, max_sequences=room)
+    todo = plan(held, active=active, newest=newest, now=10.0, room=room)
     parts = [*todo.batch, *todo.kept, *todo.expired, *todo.hopeless]
     assert sorted(one.lease_id for one in parts) == sorted(one.lease_id for one in held)
     assert todo.version in (active, newest)
@@ -121,20 +128,20 @@ def test_no_lease_is_lost_doubled_or_answered_outside_its_window(
         assert one.expires_at > 10.0
         assert one.min_version <= todo.version
         assert one.max_version is None or todo.version <= one.max_version
-    assert len(todo.batch) <= 1 or sum(one.group_size for one in todo.batch) <= room
+    assert sum(one.group_size for one in todo.batch[:-1]) < room
     # going on like this ends: what is kept is either answered later or waits for a newer version
     held = list(todo.kept)
     for _ in range(25):
-        todo = plan(held, active=todo.version, newest=newest, now=10.0, max_sequences=room)
+        todo = plan(held, active=todo.version, newest=newest, now=10.0, room=room)
         held = list(todo.kept)
     assert all(one.min_version > newest for one in held)
 
 
-def test_one_batch_is_held_ahead() -> None:
-    assert groups_wanted([], group_size=8, max_sequences=64) == 8
-    assert groups_wanted([lease(1)] * 3, group_size=8, max_sequences=20) == 1
-    assert groups_wanted([lease(1)] * 5, group_size=8, max_sequences=20) == 0
-    assert groups_wanted([], group_size=8, max_sequences=3) == 1
+def test_as_many_are_held_ahead_as_the_engine_may_find_room_for() -> None:
+    assert groups_wanted([], group_size=8, capacity=64) == 8
+    assert groups_wanted([lease(1)] * 3, group_size=8, capacity=20) == 1
+    assert groups_wanted([lease(1)] * 5, group_size=8, capacity=20) == 0
+    assert groups_wanted([], group_size=8, capacity=3) == 1
 
 
 @pytest.mark.parametrize(

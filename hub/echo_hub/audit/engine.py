@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
+import trio
 
 from echo_p2p.errors import EngineError
 from echo_p2p.pipes import Child, child_process
@@ -32,6 +33,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     dtype: str
     vocab_size: int
     max_sequences: int
+    context: int
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -56,6 +58,7 @@ class Load(_Frame, frozen=True):
     dtype: Literal["float32", "bfloat16"]
     threads: int
     max_sequences: int
+    engine: str = "auto"
 
 
 class Loaded(_Frame, frozen=True):
@@ -71,20 +74,48 @@ class Activated(_Frame, frozen=True):
     version: int
 
 
-class Generate(_Frame, frozen=True):
-    jobs: list[Job]
+class Release(_Frame, frozen=True):
+    version: int
 
 
-class Generated(_Frame, frozen=True):
-    completions: list[Completion]
+class Order(_Frame, frozen=True):
+    number: int
+    job: Job
+    version: int | None = None
+
+
+class Submit(_Frame, frozen=True):
+    orders: list[Order]
+
+
+class Done(_Frame, frozen=True):
+    number: int
+    version: int
+    completion: Completion
+
+
+class Refused(_Frame, frozen=True):
+    number: int
+    message: str
+
+
+class Lost(_Frame, frozen=True):
+    message: str
+    memory: bool
+
+
+class Beat(_Frame, frozen=True):
+    sampled: int
+    running: int
 
 
 class Failed(_Frame, frozen=True):
     message: str
 
 
-_ANSWER: Any = Loaded | Activated | Generated | Failed
-A = TypeVar("A", Loaded, Activated, Generated)
+_ANSWER: Any = Loaded | Activated | Failed | Lost | Beat
+_TOLD: Any = Done | Refused | Lost | Beat
+A = TypeVar("A", Loaded, Activated)
 
 
 class Engine:
@@ -92,21 +123,31 @@ class Engine:
 
     def __init__(self, child: Child, info: EngineInfo) -> None:
         self._child = child
+        self._active: int | None = None
         self.info = info
 
     async def activate(self, version: int, adapter: Path) -> None:
         """Make an adapter folder the active policy."""
-        await _ask(
-            self._child,
-            Activate(version=version, adapter=str(adapter)),
-            Activated,
-            _LOAD_DEADLINE_S,
-        )
+        command = Activate(version=version, adapter=str(adapter))
+        await _ask(self._child, command, Activated, _LOAD_DEADLINE_S)
+        if self._active not in (None, version):
+            await self._child.send(Release(version=self._active))
+        self._active = version
 
     async def generate(self, jobs: Sequence[Job]) -> list[Completion]:
         """Answer these jobs."""
-        command = Generate(jobs=list(jobs))
-        return (await _ask(self._child, command, Generated, _GENERATE_DEADLINE_S)).completions
+        orders = [Order(number=number, job=job) for number, job in enumerate(jobs)]
+        answers: dict[int, Completion] = {}
+        with trio.move_on_after(_GENERATE_DEADLINE_S):
+            await self._child.send(Submit(orders=orders))
+            while len(answers) < len(jobs):
+                told: Done | Refused | Lost | Beat = await self._child.receive(_TOLD)
+                if isinstance(told, Refused | Lost):
+                    raise EngineError(told.message)
+                if isinstance(told, Done):
+                    answers[told.number] = told.completion
+            return [answers[number] for number in range(len(jobs))]
+        raise EngineError(f"{len(jobs)} answers were not there in {_GENERATE_DEADLINE_S:.0f} s.")
 
 
 @asynccontextmanager
@@ -121,9 +162,14 @@ async def open_engine(
 
 
 async def _ask(child: Child, command: _Frame, kind: type[A], deadline_s: float) -> A:
-    answer = await child.call(command, _ANSWER, deadline_s=deadline_s)
-    if isinstance(answer, Failed):
-        raise EngineError(answer.message)
-    if not isinstance(answer, kind):
+    with trio.move_on_after(deadline_s):
+        await child.send(command)
+        answer = await child.receive(_ANSWER)
+        while isinstance(answer, Beat):  # of the work before
+            answer = await child.receive(_ANSWER)
+        if isinstance(answer, Failed | Lost):
+            raise EngineError(answer.message)
+        if isinstance(answer, kind):
+            return answer
         raise EngineError(f"{type(command).__name__} was answered with {type(answer).__name__}.")
-    return answer
+    raise EngineError(f"the engine did not answer {type(command).__name__} in {deadline_s:.0f} s.")

@@ -1,13 +1,13 @@
 """Answers of several turns, by any engine: generate, ask the environment, append, go on.
 
 Promise: an answer's course is that of `echo_p2p.dialogue`, and the noise of a token depends on its
-place in the answer alone; so it does not matter how turns are batched. In each round all dialogues
-that go on take one turn. Jobs without turns take part in the first round.
+place in the answer alone; so it does not matter how turns are batched. A job without turns is a
+course of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -15,8 +15,6 @@ from echo_node.engines.base import Completion, Job
 from echo_p2p.dialogue import Dialogue, Rules, TokenReply
 from echo_p2p.text import TurnText, environment_says, in_tokens
 from echo_p2p.wire import Turns
-
-Generate = Callable[[Sequence[Job]], list[Completion]]
 
 
 class Course:
@@ -63,34 +61,6 @@ class Course:
         )
 
 
-def generate_dialogues(
-    generate: Generate, text: Callable[[Sequence[int]], TurnText], jobs: Sequence[Job]
-) -> list[Completion]:
-    """Answer jobs, each with the environment that its turns name; results in their order.
-
-    Args:
-        generate: the engine's, for single turns.
-        text: the base's tokenizer, for turns that end with these tokens.
-    """
-    courses = [Course(job) for job in jobs]
-    replies = [
-        None if job.turns is None else _reply(job.turns, text(job.sampling.stop)) for job in jobs
-    ]
-    going = list(range(len(jobs)))
-    while going:
-        done = generate([courses[number].next_turn for number in going])
-        going = [
-            number
-            for number, turn in zip(going, done, strict=True)
-            if _takes_another(courses[number], turn, replies[number])
-        ]
-    return [course.completion for course in courses]
-
-
-def _reply(turns: Turns, text: TurnText) -> TokenReply | None:
-    return in_tokens(environment_says(turns), turns, text) if turns.environment else None
-
-
-def _takes_another(course: Course, turn: Completion, reply: TokenReply | None) -> bool:
-    due = course.say(turn)
-    return due and reply is not None and course.hear(reply(course.dialogue.turns))
+def reply_of(turns: Turns, text: TurnText) -> TokenReply:
+    """What the environment that `turns` name says, in tokens of the base's."""
+    return in_tokens(environment_says(turns), turns, text)

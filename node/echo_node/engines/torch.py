@@ -7,16 +7,15 @@ raised.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from echo_node.engines.adapter import Adapter, Merger, Version
-from echo_node.engines.base import Completion, EngineInfo, Job
+from echo_node.engines.base import Dtype, EngineInfo, Finished, Job, next_version
 from echo_node.engines.decode import Decoder
 from echo_node.engines.prefixes import Prefixes
 from echo_node.engines.snapshot import check_base
@@ -25,7 +24,6 @@ from echo_p2p.errors import EngineError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 KEPT_BYTES = 1 << 30
-_CANARY_TOKENS = 8
 
 
 class TorchEngine:
@@ -41,14 +39,17 @@ class TorchEngine:
         self, *, max_sequences: int, device: str | None = None, kept_bytes: int = KEPT_BYTES
     ) -> None:
         self.prefixes = Prefixes(kept_bytes)
-        self._max_sequences = max_sequences
+        self.sampled = 0
+        self._most = self._max_sequences = max_sequences
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._model: Any = None
         self._decoder: Decoder | None = None
         self._merger: Merger | Replacer | None = None  # by what the first version was
-        self._active: Version | None = None
+        self._versions: dict[int, Version] = {}
+        self._merged: int | None = None
+        self._jobs: dict[int, tuple[int, Job]] = {}
 
-    def load(self, base: Path, dtype: Literal["float32", "bfloat16"]) -> EngineInfo:
+    def load(self, base: Path, dtype: Dtype) -> EngineInfo:
         """Load a base snapshot; EngineError says what is wrong with it."""
         check_base(base)
         try:
@@ -60,74 +61,101 @@ class TorchEngine:
                 use_safetensors=True,
                 attn_implementation="sdpa",  # never one that the snapshot names
             )
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:  # a false config raises whatever it likes
             raise EngineError(f"cannot load the base model in {base}: {error}") from error
         self._model = model.eval().requires_grad_(False).to(self._device)
         self._decoder = Decoder(self._model, self.prefixes)
-        self._merger = self._active = None
         return EngineInfo(
             name="torch",
             device=str(self._device),
             dtype=dtype,
             vocab_size=self._decoder.vocab_size,
             max_sequences=self._max_sequences,
+            context=self._decoder.context,
         )
 
-    def activate(self, version: int, adapter: Path) -> None:
-        """Make a version's folder the active policy; on EngineError the last one stays."""
-        if self._model is None:
-            raise EngineError("no base model is loaded.")
-        candidate = read_version(adapter)
-        self.prefixes.clear()
+    def add(self, version: int, folder: Path) -> None:
+        """Read and check a version; EngineError says why it is not used."""
+        candidate = read_version(folder)
         merger = self._merger or _merger_for(self._model, candidate)
         merger.check(candidate)
-        merger.merge(candidate)
-        if not self._canary():
-            if self._active is None:
-                merger.restore()
-            else:
-                merger.merge(self._active)
-            raise EngineError(f"version {version} computes non-finite logits; it is not used.")
-        self._merger, self._active = merger, candidate
+        self._merger, self._versions[version] = merger, candidate
 
-    def generate(self, jobs: Sequence[Job]) -> list[Completion]:
-        """Sample every job under the active version; results in the order of the jobs."""
-        if self._decoder is None or self._active is None:
-            raise EngineError("no policy version is active.")
-        for job in jobs:
-            _check(job, self._decoder)
-        batches: dict[tuple[float, int, float], list[int]] = defaultdict(list)
-        for number, job in enumerate(jobs):
-            how = job.sampling
-            batches[how.temperature, how.top_k, how.top_p].append(number)
-        answers: dict[int, Completion] = {}
-        for numbers in batches.values():
-            for start in range(0, len(numbers), self._max_sequences):
-                part = numbers[start : start + self._max_sequences]
-                try:
-                    done = self._decoder.sample([jobs[number] for number in part])
-                except RuntimeError as error:  # out of memory, mostly
-                    self.prefixes.clear()
-                    raise EngineError(f"cannot generate {len(part)} answers: {error}") from error
-                answers.update(zip(part, done, strict=True))
-        return [answers[number] for number in range(len(jobs))]
+    def remove(self, version: int) -> None:
+        """Forget a version."""
+        del self._versions[version]
+        if self._merged == version:
+            self._merged = None
+        if not self._versions and self._merger is not None:
+            self._merger.restore()
+            self._merger = None
+
+    def _use(self, version: int) -> None:
+        """Make the model's weights this version's."""
+        if self._merged != version:
+            assert self._merger is not None
+            self._merged = None
+            self._merger.merge(self._versions[version])
+            self.prefixes.clear()
+            self._merged = version
 
     @torch.inference_mode()
-    def _canary(self) -> bool:
+    def score(self, version: int, tokens: Sequence[int]) -> list[float]:
+        """Raw log-probability of each token but the first."""
+        self._use(version)
+        ids = torch.tensor([list(tokens)], device=self._device)
+        logprobs = self._model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+        found: list[float] = logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()
+        return found
+
+    def submit(self, number: int, version: int, job: Job) -> None:
+        """Take a job."""
+        self._jobs[number] = (version, job)
+
+    def step(self) -> list[Finished]:
+        """Answer one batch of the jobs that draw their tokens in one way."""
+        version = next_version({version for version, _ in self._jobs.values()}, None)
+        if version is None:
+            return []
         assert self._decoder is not None
-        count = min(_CANARY_TOKENS, self._decoder.vocab_size)
-        tokens = torch.arange(count, device=self._device)[None]
-        return bool(torch.isfinite(self._model(input_ids=tokens).logits).all())
+        mine = {number: job for number, (of, job) in self._jobs.items() if of == version}
+        how = _way(next(iter(mine.values())))
+        batch = [number for number, job in mine.items() if _way(job) == how][: self._max_sequences]
+        self._use(version)
+        done = self._decoder.sample([mine[number] for number in batch])
+        for number in batch:
+            del self._jobs[number]
+        self.sampled += sum(len(one.tokens) for one in done)
+        return [Finished(number, one) for number, one in zip(batch, done, strict=True)]
+
+    @property
+    def running(self) -> int:
+        """Jobs that are not done."""
+        return len(self._jobs)
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Forget jobs."""
+        for number in numbers:
+            self._jobs.pop(number, None)
+
+    def resize(self, max_sequences: int) -> None:
+        """Answer at most so many at once."""
+        self._max_sequences = min(max_sequences, self._most)
+
+    def close(self) -> None:
+        """Release the model and all that was computed."""
+        self.prefixes.clear()
+        self._jobs.clear()
+        self._versions.clear()
+        self._model = self._decoder = self._merger = self._merged = None
+
+
+def _way(job: Job) -> tuple[float, int, float]:
+    """How a job's tokens are drawn."""
+    return job.sampling.temperature, job.sampling.top_k, job.sampling.top_p
 
 
 def _merger_for(model: torch.nn.Module, version: Version) -> Merger | Replacer:
     return Merger(model, version.shape) if isinstance(version, Adapter) else Replacer(model)
-
-
-def _check(job: Job, decoder: Decoder) -> None:
-    if not job.prompt or not 0 <= min(job.prompt) <= max(job.prompt) < decoder.vocab_size:
-        raise EngineError("a prompt is empty or has a token outside the vocabulary.")
-    if decoder.answer_limit(job) < 1:
-        raise EngineError(
-            f"a prompt of {len(job.prompt)} tokens leaves no room in {decoder.context}."
-        )
