@@ -152,12 +152,13 @@ class LearnerLoop:
             await self._publisher.publish(self.version, adapter)
         self._front.advance(self.version, published=True)
 
-    async def run(self, stop: trio.Event) -> None:
-        """Train until the configured number of updates, or until `stop` is set."""
+    async def run(self, stop: trio.Event, *, until: int | None = None) -> None:
+        """Train until the configured number of updates, until version `until`, or until `stop` is
+        set. It may be run again."""
         async with open_nursery() as nursery:
             if self.version == 0 and 0 not in self.evaluations:
                 nursery.start_soon(self._evaluate, 0, stop)
-            while not self._complete() and not stop.is_set():
+            while not (self._complete() or stop.is_set() or self._reached(until)):
                 if self.guarding.pause and not await self._paused(stop):
                     break
                 if not await self._update(stop):
@@ -171,6 +172,7 @@ class LearnerLoop:
             if self.version not in self.evaluations:
                 await self._evaluate(self.version, stop)
             self._front.complete()
+        self._do("idle")
 
     def _evaluation_is_due(self) -> bool:
         """Is this the first published version since a multiple of `evaluation.every`?"""
@@ -178,6 +180,9 @@ class LearnerLoop:
         if not every or self._complete() or latest is None or latest.version != self.version:
             return False
         return self.version // every > self._evaluated_at // every
+
+    def _reached(self, until: int | None) -> bool:
+        return until is not None and self.version >= until
 
     def _complete(self) -> bool:
         return 0 < self._config.run.updates <= self.version

@@ -8,19 +8,16 @@ asked to be kept.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +29,7 @@ from echo_hub.commands.live import save_picture, show_progress
 from echo_hub.commands.presets import MODELS, SMALL_BASES, Model, preset
 from echo_hub.commands.setup_run import write_bootstrap
 from echo_hub.commands.template import render_config
+from echo_hub.local_nodes import JOIN, free_ports, on_loopback, run_node
 from echo_hub.paths import RunFolder
 from echo_hub.publish.spread import sentence_of, summary_of
 from echo_p2p.errors import ConfigError, RunFailedError, StoppedError
@@ -101,7 +99,7 @@ def run_demo(options: DemoOptions, *, live: bool) -> dict[str, Any]:
         )
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     with _run_folder(options.keep) as folder:
-        _make_base(options.model, folder)
+        make_base_of(options.model, folder)
         summary = trio.run(_until_stopped, options, folder, live)
     if live:
         _print_summary(summary)
@@ -142,7 +140,6 @@ def _run_folder(keep: Path | None) -> Iterator[RunFolder]:
 
 
 def _configure(options: DemoOptions, folder: RunFolder, ports: tuple[int, int]) -> RunConfig:
-    hub_port, directory_port = ports
     overrides: dict[str, dict[str, Any]] = {
         "run": {
             "id": "demo",
@@ -155,26 +152,21 @@ def _configure(options: DemoOptions, folder: RunFolder, ports: tuple[int, int]) 
             **({} if options.adapter == "lora" else _WHOLE),
             **({} if options.staleness is None else {"staleness": options.staleness}),
         },
-        "network": {
-            "listen": [f"/ip4/127.0.0.1/tcp/{hub_port}", f"/ip6/::1/tcp/{hub_port}"],
-            "directory_listen": [
-                f"/ip4/127.0.0.1/tcp/{directory_port}",
-                f"/ip6/::1/tcp/{directory_port}",
-            ],
-        },
+        "network": on_loopback(ports),
     }
     if options.task is not None:
         overrides["task"] = {"name": options.task}
     if options.model != "addmix3":
-        overrides["base"] = {"path": str(_base(options.model, folder))}
+        overrides["base"] = {"path": str(base_of(options.model, folder))}
     return preset(cast(Model, options.model), run_id="demo", overrides=overrides)
 
 
-def _base(model: str, folder: RunFolder) -> Path:
+def base_of(model: str, folder: RunFolder) -> Path:
+    """Where the base of a model that is not packaged lies."""
     return folder.smollm2 if model == "smollm2" else folder.small_base
 
 
-def _make_base(model: str, folder: RunFolder) -> None:
+def make_base_of(model: str, folder: RunFolder) -> None:
     """What is not packaged: converted or brought up here, which takes a minute or several."""
     if model == "smollm2":
         from echo_hub.models.smollm2 import make_smollm2
@@ -184,19 +176,6 @@ def _make_base(model: str, folder: RunFolder) -> None:
         from echo_hub.models.make_base import make_base
 
         make_base(model, folder.small_base)
-
-
-def _free_ports() -> tuple[int, int]:
-    """Two neighbouring TCP ports that are free on loopback."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port, port + 1
 
 
 async def _until_stopped(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str, Any]:
@@ -236,7 +215,7 @@ async def _demo(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str
     from echo_hub.service import open_hub
 
     started = time.monotonic()
-    ports = _free_ports()
+    ports = free_ports()
     config = _configure(options, folder, ports)
     identity = Identity.create()
     identity.save(folder.identity)
@@ -270,45 +249,14 @@ async def _fail_if_paused(hub: Hub) -> None:
 
 
 async def _node(folder: RunFolder, number: int, tally: NodeTally) -> None:
-    """One `echo-node join` process; its events are read, its words go to a log file."""
-    home = folder.root / f"node-{number}"
-    home.mkdir()
+    """One `echo-node join` process, or one that cheats; its events are read."""
+    program = JOIN
     if tally.cheats:
-        program = ["echo_node.cheat", tally.cheats, "--honest", str(_HONEST_AT_FIRST)]
-    else:
-        program = ["echo_node.cli", "join", "--json", "--until-eof"]
-    command = [
-        sys.executable, "-m", *program,
-        "--bootstrap", str(folder.bootstrap),
-        "--data-dir", str(home),
-        "--listen", "/ip4/127.0.0.1/tcp/0",
-        "--threads", "1",
-    ]  # fmt: skip
-    with (folder.root / f"node-{number}.log").open("wb") as log:
-        process = await trio.lowlevel.open_process(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=os.environ
-        )
-        try:
-            assert process.stdout is not None
-            rest = b""
-            async for data in process.stdout:
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    _note(tally, line)
-            await process.wait()
-        finally:
-            with trio.CancelScope(shield=True):
-                if process.returncode is None:
-                    process.terminate()
-                    with trio.move_on_after(5):
-                        await process.wait()
-                    if process.returncode is None:
-                        process.kill()
-                        await process.wait()
+        program = ("echo_node.cheat", tally.cheats, "--honest", str(_HONEST_AT_FIRST))
+    await run_node(folder, number, partial(_note, tally), program=program)
 
 
-def _note(tally: NodeTally, line: bytes) -> None:
-    event = json.loads(line)
+def _note(tally: NodeTally, event: dict[str, Any]) -> None:
     tally.events.append(event)
     if event.get("event") == "joined":
         tally.peer_id = event["node"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -48,6 +49,13 @@ class LearnerSection(AdapterFields):
     """How much better than expected: within the group (the first three), or by a value function."""
     loss: Literal["dr_grpo", "grpo", "dapo", "gspo", "cispo", "ppo", "dpo"] = "dr_grpo"
     """What is minimised; docs/learner.md has the equations."""
+    advantage_function: str = ""
+    """Your own in the place of `advantage`: `file:my_algorithm.py:name` or
+    `module:package.module:name`, a function of rewards [groups, G] that gives advantages
+    [groups, G]. It runs in the learner's process. Empty: `advantage`."""
+    loss_function: str = ""
+    """Your own loss, named likewise: a function of a micro-batch's `Tokens` that gives the loss of
+    each token [N]; they are added up as `loss` says. Empty: `loss`."""
     correction: Literal["none", "tis", "mis", "decoupled"] = "none"
     """Importance weights of what an older version sampled: none (the ratio is to the node's
     log-probabilities), truncated, masked, or those of decoupled PPO."""
@@ -108,9 +116,26 @@ class LearnerSection(AdapterFields):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> LearnerSection:
-        for field, message in _contradictions(self):
+        for field, message in (*_own(self), *_contradictions(self)):
             raise wrong(field, message)
         return self
+
+
+_PLACE = re.compile(r"(file|module):.+:[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _own(one: LearnerSection) -> Iterator[tuple[str, str]]:
+    """What is wrong about the operator's own functions."""
+    for field in ("advantage_function", "loss_function"):
+        place = getattr(one, field)
+        if place and not _PLACE.fullmatch(place):
+            yield field, "write it like file:my_algorithm.py:name, or module:package.module:name"
+    if one.advantage_function and (one.needs_values or one.loss == "dpo"):
+        yield "advantage_function", f'loss "{one.loss}" has no use for it; set loss "dr_grpo"'
+    if one.loss_function and one.loss in ("ppo", "dpo"):
+        yield "loss_function", f'loss "{one.loss}" is a whole of its own; set loss "dr_grpo"'
+    if one.loss_function and one.correction != "none":
+        yield "loss_function", 'it weighs its tokens itself; set correction "none"'
 
 
 def _contradictions(one: LearnerSection) -> Iterator[tuple[str, str]]:

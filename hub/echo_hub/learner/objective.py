@@ -14,6 +14,7 @@ import torch
 from echo_hub.config import LearnerSection
 from echo_hub.learner import corrections, losses
 from echo_hub.learner.advantages import gae, vtrace
+from echo_hub.learner.own import own_loss
 from echo_hub.learner.penalties import kl
 from echo_hub.learner.samples import Part
 
@@ -148,6 +149,9 @@ class Objective:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of each token [N], with its importance weight, and the ratios it was given."""
         rules = self._rules
+        if rules.loss_function:
+            each = own_loss(rules.loss_function, tokens, len(tokens.logprobs))
+            return each, losses.ratio_of(tokens.logprobs, tokens.behaviour)
         anchor, weights = self._correction(tokens)
         logprobs, advantages = tokens.logprobs, tokens.advantages
         if rules.loss == "cispo":

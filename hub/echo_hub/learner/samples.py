@@ -16,6 +16,7 @@ from echo_hub.config import LearnerSection
 from echo_hub.learner import advantages
 from echo_hub.learner.measures import lag_metrics
 from echo_hub.learner.messages import TrainGroup, TrainRollout
+from echo_hub.learner.own import own_advantages
 from echo_hub.learner.penalties import shaped
 from echo_p2p.errors import LearnerError
 
@@ -99,7 +100,10 @@ def make_batch(
         told = rewards.flatten().tolist()
         given = shaped(told, lengths, limit=limit, tolerance=rules.overlong_tokens)
         worth = torch.tensor(given).view(-1, size)
-    found = _OF_GROUPS.get(rules.advantage, torch.zeros_like)(worth)
+    if rules.advantage_function:
+        found = own_advantages(rules.advantage_function, worth)
+    else:
+        found = _OF_GROUPS.get(rules.advantage, torch.zeros_like)(worth)
     samples = [
         Sample(
             prompt=groups[i // size].prompt,

@@ -102,6 +102,8 @@ class Front:
         self._buffer = Buffer(most_blank=most_blank if learner.drop_zero_advantage else 0)
         self._tally = Tally(recovered.verdicts)
         self._unscored = Unscored()
+        self.on_scored: Callable[[Group, list[float]], None] | None = None
+        """Hears of each group that passed every check, with its rewards."""
         self._lags = Counter(recovered.lags)
         self._withdrawn = recovered.guard.withdrawn
         self._mixture = config.mixture
@@ -318,6 +320,8 @@ class Front:
                 await self._drop(group, Rejection(Code.BANNED))
                 return
             self._measure(group, rewards)
+            if self.on_scored is not None:
+                self.on_scored(group, rewards)
         if lease.split == "train":
             if group.version in self._withdrawn:  # in the meantime, or before a restart
                 await self._drop(group, Rejection(Code.WITHDRAWN))

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from echo_hub.tasks.base import AnyTask, Prompt, Split, Task, Transcript, Turns
+from echo_hub.tasks.base import AnyTask, MultiTurnTask, Prompt, Split, Task, Transcript, Turns
 from echo_hub.tasks.splits import draw, rng_of
 from echo_p2p.errors import ConfigError
 
@@ -43,6 +43,7 @@ def _with_options(module: str, name: str) -> Callable[[Mapping[str, Any], int], 
 __all__ = [
     "TASK_NAMES",
     "AnyTask",
+    "MultiTurnTask",
     "Prompt",
     "Split",
     "Task",

@@ -10,65 +10,26 @@ a node.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from echo_hub.own_code import load_file, load_module, parted
 from echo_hub.tasks.base import AnyTask
 from echo_p2p.errors import ConfigError
 
 
 def from_file(place: str, options: Mapping[str, Any], seed: int) -> AnyTask:
     """The task of `file:`; a relative path is relative to where the hub is started."""
-    path, name = _parted(place)
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise ConfigError(f"task.name names {file}, which is no file.")
-    spec = importlib.util.spec_from_file_location(f"own_task_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{file} is no Python file.", fix="Give it a name that ends in .py.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.append(str(file.parent))  # for what lies beside it
-    loader = spec.loader
-
-    def load() -> ModuleType:
-        loader.exec_module(module)
-        return module
-
-    return _task_of(_loaded(load, str(file)), name, options, seed)
+    path, name = parted(place)
+    return _task_of(load_file(path, named_by="task.name"), name, options, seed)
 
 
 def from_module(place: str, options: Mapping[str, Any], seed: int) -> AnyTask:
     """The task of `module:`."""
-    path, name = _parted(place)
-    if not all(part.isidentifier() for part in path.split(".")):
-        raise ConfigError(
-            f"task.name names the module {path!r}, which cannot be imported.",
-            fix="Write it like module:package.tasks, or module:package.tasks:Name.",
-        )
-    return _task_of(_loaded(lambda: importlib.import_module(path), path), name, options, seed)
-
-
-def _parted(place: str) -> tuple[str, str]:
-    """Path and name in `path:name`; a drive's letter is no path."""
-    path, colon, name = place.rpartition(":")
-    return (path, name) if colon and name.isidentifier() else (place, "")
-
-
-def _loaded(load: Any, place: str) -> ModuleType:
-    try:
-        module: ModuleType = load()
-    except (Exception, SystemExit) as error:  # whatever it does when it is imported
-        raise ConfigError(
-            f"{place} cannot be loaded: {type(error).__name__}: {error}", fix="Mend it."
-        ) from error
-    return module
+    path, name = parted(place)
+    return _task_of(load_module(path, named_by="task.name"), name, options, seed)
 
 
 def _task_of(module: ModuleType, name: str, options: Mapping[str, Any], seed: int) -> AnyTask:
