@@ -45,7 +45,7 @@ def in_notebook() -> bool:
 
 
 def _in_notebook(draw: Callable[[], RenderableType]) -> Callable[[], None]:
-    from IPython.display import HTML, display  # type: ignore[import-not-found]
+    from IPython.display import HTML, display
 
     handle: Any = display(HTML(""), display_id=True)
     return lambda: handle.update(HTML(as_html(draw())))
