@@ -41,10 +41,28 @@ export async function send(method, path, body = undefined, { signal } = {}) {
   });
 }
 
+/** Fetch a file and hand it to the browser to be saved. */
+export async function save(path) {
+  const response = await answer(`${BASE}${path}`, {});
+  if (!response.ok) await refuse(response);
+  const said = /filename="?([^";]+)/.exec(response.headers.get("content-disposition") ?? "");
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await response.blob());
+  link.download = said?.[1] ?? "";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
 async function request(url, options) {
-  let response;
+  const response = await answer(url, options);
+  if (response.status === 204) return null;
+  if (!response.ok) await refuse(response);
+  return response.json();
+}
+
+async function answer(url, options) {
   try {
-    response = await fetch(url, { credentials: "same-origin", ...options });
+    return await fetch(url, { credentials: "same-origin", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(
@@ -53,27 +71,25 @@ async function request(url, options) {
       "Is `echo-hub serve` running, and this machine connected? Nothing was changed; try again.",
     );
   }
-  if (response.status === 204) return null;
-  const text = await response.text();
+}
+
+async function refuse(response) {
   let content = null;
   try {
-    content = text ? JSON.parse(text) : null;
+    content = await response.json();
   } catch {
-    content = null;
+    content = null; // not even a problem in our form
   }
-  if (response.ok) return content;
-  if (response.status === 401) window.dispatchEvent(new CustomEvent("echo-signed-out"));
+  if (response.status === 401) dispatchEvent(new CustomEvent("echo-signed-out"));
   throw new ApiError(response.status, ...reasons(response, content));
 }
 
-function reasons(response, content) {
-  const said = content?.error ?? content?.message ?? content?.detail;
-  const known = typeof said === "string" ? said : said?.message;
-  const message = known ?? `The hub answered ${response.status} ${response.statusText}.`;
-  const fix = content?.fix ?? said?.fix ?? null;
-  if (fix) return [message, fix];
-  if (response.status === 429) return [message, "Wait a moment, then try again."];
-  if (response.status === 403) return [message, "Reload the page and sign in again."];
-  if (response.status >= 500) return [message, "Look at the hub's log; this is its fault."];
+/** What a refusal says, and what to do about it. */
+function reasons({ status, statusText }, problem) {
+  const message = problem?.message ?? `The hub answered ${status} ${statusText}.`;
+  if (problem?.fix) return [message, problem.fix];
+  if (status === 429) return [message, "Wait a moment, then try again."];
+  if (status === 403) return [message, "Reload the page and sign in again."];
+  if (status >= 500) return [message, "Try again; if it stays, the hub's log says why."];
   return [message, ""];
 }

@@ -10,7 +10,8 @@ export const STANDING = {
   quarantined: {
     kind: "warn",
     text: "quarantined",
-    means: "It is given no work until you release it.",
+    means:
+      "It works on; all of its groups are audited, and none is trained on, until you release it.",
   },
   banned: {
     kind: "bad",

@@ -191,7 +191,7 @@ function pause() {
         },
       ],
     },
-    ({ why }) => send("POST", "/pause", why ? { why } : {}),
+    ({ why }) => send("POST", "/run/pause", why ? { why } : {}),
   );
 }
 
@@ -206,7 +206,7 @@ function resume() {
         "The learner makes updates again. The first one is not compared with those before.",
       ],
     },
-    () => send("POST", "/resume"),
+    () => send("POST", "/run/resume"),
   );
 }
 
@@ -221,7 +221,7 @@ function publish() {
         "The usual rhythm of publications goes on afterwards.",
       ],
     },
-    () => send("POST", "/publish"),
+    () => send("POST", "/run/publish"),
   );
 }
 

@@ -225,7 +225,7 @@ function actions(node, path, reload) {
           {
             title: `Release ${name}?`,
             confirm: "Release",
-            consequences: ["It is given work again, with the standing it had."],
+            consequences: ["Its groups are trained on again, with the standing it has."],
           },
           () => send("POST", `${path}/release`),
         )
@@ -236,8 +236,8 @@ function actions(node, path, reload) {
             title: `Quarantine ${name}?`,
             confirm: "Quarantine",
             consequences: [
-              "It stays connected and is given no work until you release it.",
-              "What it has handed in already is checked as usual.",
+              "It works on. All of its groups are audited, and none is trained on.",
+              "This lasts until you release it.",
             ],
             fields: [{ name: "why", label: "Why", hint: "Kept with the node.", value: "" }],
           },

@@ -12,7 +12,7 @@ import { groupTable, meanReward, stateOf } from "./group-list.js";
 import { probabilityKey, transcript } from "./transcript.js";
 
 const PAGE = 50;
-const FIELDS = ["order", "q", "state", "reason", "node", "version"];
+const FIELDS = ["sort", "search", "state", "reason", "node", "version"];
 
 export async function show(root, place) {
   return place.rest[0] ? showGroup(root, Number(place.rest[0]), place) : showList(root, place);
@@ -71,7 +71,7 @@ function showList(root, { signal, query }) {
   live.on(
     "overview",
     () => {
-      if (asked.order || news.firstChild || !groups.length) return;
+      if (asked.sort || news.firstChild || !groups.length) return;
       if (
         live.overview.counts.rollouts_accepted >
         (groups.accepted ??= live.overview.counts.rollouts_accepted)
@@ -119,12 +119,12 @@ function filters(asked, change) {
           ["best", "best reward"],
           ["worst", "worst reward"],
         ],
-        asked.order,
-        (value) => change("order", value),
+        asked.sort,
+        (value) => change("sort", value),
       ),
-      "filter-order",
+      "filter-sort",
     ),
-    text("q", "Words in the answers"),
+    text("search", "Words in the answers"),
     labelled(
       "State",
       choice(

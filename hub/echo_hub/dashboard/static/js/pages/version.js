@@ -1,8 +1,8 @@
 /** One policy version: how it came about, how it spread, how it did, and what can be done with it. */
 
-import { get, send } from "../api.js";
+import { get, save, send } from "../api.js";
 import { bars, card, empty, pill, stat, stats, table } from "../bits.js";
-import { act } from "../dialog.js";
+import { act, toast } from "../dialog.js";
 import { fill, h } from "../dom.js";
 import { bytes, number, percent, plural, reward, seconds, timeOf, words } from "../format.js";
 import { stranger } from "../hostile.js";
@@ -160,26 +160,36 @@ function metricsCard({ metrics }) {
 
 function actions(facts, path, reload) {
   const { version } = facts;
+  const exported = async (event) => {
+    const button = event.currentTarget;
+    button.disabled = true;
+    try {
+      await save(`${path}/export`);
+      toast(`Version ${version} was exported.`);
+    } catch (error) {
+      toast(`${error.message} ${error.fix ?? ""}`, "bad");
+    }
+    button.disabled = false;
+  };
   const newest = live.overview?.version;
-  const button = (text, id, question, doing, kind = "") =>
+  const button = (text, id, question, doing, { kind = "", able = facts.kept } = {}) =>
     h(
       `button${kind}`,
       {
         type: "button",
         id,
-        disabled: !facts.kept,
-        title: facts.kept ? null : "its checkpoint is no longer on disk",
+        disabled: !able,
+        title: able ? null : "its checkpoint is no longer on disk, or it was never published",
         onclick: () => act(question, doing, () => reload()),
       },
       text,
     );
-  const exports_ = h(
-    "a.button",
-    { id: "export", href: `/api/v1/versions/${version}/export`, download: "" },
-    "Export (PEFT)",
-  );
+  const merged = `/api/v1${path}/export?form=merged`;
   return [
-    facts.kept ? exports_ : null,
+    facts.kept
+      ? h("button", { type: "button", id: "export", onclick: exported }, "Export (PEFT)")
+      : null,
+    facts.kept ? h("a.button", { href: merged, download: "" }, "Export merged") : null,
     facts.pinned
       ? button(
           "Unpin",
@@ -221,7 +231,7 @@ function actions(facts, path, reload) {
             ],
           },
           () => send("POST", `${path}/rollback`),
-          ".danger",
+          { kind: ".danger", able: facts.kept && facts.published_at !== null },
         ),
   ];
 }

@@ -9,7 +9,7 @@ import { live } from "../live.js";
 import { bigTable } from "../table.js";
 import { marks, showVersion } from "./version.js";
 
-const PAGE = 500;
+const PAGE = 200;
 
 export async function show(root, place) {
   return place.rest[0] ? showVersion(root, Number(place.rest[0]), place) : showAll(root, place);
