@@ -113,6 +113,17 @@ class PeerRefusedError(NetError):
         self.code = code
 
 
+class ApiRefusedError(EchoError):
+    """A hub refused a request to its API. `status` is that of HTTP, `code` the reason code."""
+
+    exit_code = 5
+
+    def __init__(self, message: str, *, status: int, code: str, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.status = status
+        self.code = code
+
+
 class ArtifactError(EchoError):
     """An artifact, its manifest or one of its chunks is not what it must be."""
 

@@ -14,15 +14,19 @@ if TYPE_CHECKING:
     from echo_hub.config import RunConfig, load_config
     from echo_hub.learner.objective import Tokens
     from echo_hub.rollouts.evaluation import Evaluated
+    from echo_hub.sdk.async_client import AsyncHubClient
+    from echo_hub.sdk.client import HubClient
     from echo_hub.sdk.events import NodeEvent, Publication, Rollout
     from echo_hub.sdk.hub import Hub
     from echo_hub.tasks import MultiTurnTask, Prompt, Split, Task, Transcript, Turns, draw
     from echo_hub.update_facts import UpdateFacts
 
 _PLACES = {
+    "AsyncHubClient": "sdk.async_client",
     "Evaluated": "rollouts.evaluation",
     "Exported": "commands.export",
     "Hub": "sdk.hub",
+    "HubClient": "sdk.client",
     "MultiTurnTask": "tasks",
     "NodeEvent": "sdk.events",
     "Prompt": "tasks",
@@ -40,9 +44,11 @@ _PLACES = {
 }
 
 __all__ = [
+    "AsyncHubClient",
     "Evaluated",
     "Exported",
     "Hub",
+    "HubClient",
     "MultiTurnTask",
     "NodeEvent",
     "Prompt",

@@ -1,0 +1,209 @@
+"""`AsyncHubClient`: a running hub, operated from asynchronous code, over its API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import httpx
+from pydantic import BaseModel
+
+from echo_hub.api import models
+from echo_hub.sdk import asks
+from echo_hub.sdk.asks import Ask, StreamEvent
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class AsyncHubClient:
+    """A hub that is served somewhere, over HTTP. For asyncio and trio.
+
+    Args:
+        url: as `echo-hub serve` shows it: `http://127.0.0.1:8420`.
+        token: the secret in the file that `dashboard.token_file` names, if the hub wants one.
+        timeout_s: seconds after which a request is given up.
+
+    Every method raises `NetError` if the hub cannot be asked, and `ApiRefusedError` if it refuses:
+    with `status`, `code`, a sentence, and what to do about it.
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 30.0) -> None:
+        self.url = asks.checked_url(url)
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._http = httpx.AsyncClient(
+            base_url=self.url + asks.BASE, headers=headers, timeout=timeout_s, trust_env=False
+        )
+
+    async def overview(self) -> models.Overview:
+        """Is it learning, is it healthy, what limits it: everything of the first page."""
+        return await self._ask(asks.overview())
+
+    async def health(self) -> models.Health:
+        """Answers as long as the hub does; needs no token."""
+        return await self._ask(asks.health())
+
+    async def nodes(
+        self,
+        *,
+        search: str = "",
+        standing: models.Standing | None = None,
+        offset: int = 0,
+        limit: int = 50,
+    ) -> models.NodePage:
+        """A page of the run's nodes, the busiest first; at most 500."""
+        return await self._ask(asks.nodes(search, standing, offset, limit))
+
+    async def node(self, peer_id: str) -> models.NodeDetail:
+        """One node."""
+        return await self._ask(asks.node(peer_id))
+
+    async def versions(self, *, before: int | None = None, limit: int = 50) -> models.VersionPage:
+        """Versions, the newest first."""
+        return await self._ask(asks.versions(before, limit))
+
+    async def version(self, number: int) -> models.VersionDetail:
+        """One version, with every metric of its update."""
+        return await self._ask(asks.version(number))
+
+    async def rollouts(
+        self,
+        order: asks.Order = "newest",
+        *,
+        search: str = "",
+        state: str | None = None,
+        reason: str | None = None,
+        node: str | None = None,
+        version: int | None = None,
+        split: str | None = None,
+        before: int | None = None,
+        limit: int = 50,
+    ) -> models.GroupPage:
+        """Groups of rollouts: the newest, or the best or worst by reward; `next_before` goes on."""
+        return await self._ask(
+            asks.rollouts(
+                order,
+                q=search or None,
+                state=state,
+                reason=reason,
+                node=node,
+                version=version,
+                split=split,
+                before=before,
+                limit=limit,
+            )
+        )
+
+    async def group(self, number: int) -> models.GroupDetail:
+        """A group's rollouts, token by token with their log-probabilities (nats), and its audit."""
+        return await self._ask(asks.group(number))
+
+    async def metrics(self) -> models.Metrics:
+        """The names of the learner's metrics, and their newest values."""
+        return await self._ask(asks.metrics())
+
+    async def series(
+        self, names: Sequence[str], *, first: int = 0, last: int | None = None, points: int = 300
+    ) -> models.SeriesPage:
+        """Metrics over versions, in at most so many buckets."""
+        return await self._ask(asks.series(names, first, last, points))
+
+    async def planner(self) -> models.PlannerFacts:
+        """What the capacity rule predicts beside what is measured."""
+        return await self._ask(asks.planner())
+
+    async def events(
+        self, *, before: int | None = None, limit: int = 100, kinds: Sequence[str] | None = None
+    ) -> models.EventPage:
+        """What happened, the newest first."""
+        return await self._ask(asks.events(before, limit, kinds))
+
+    # --- doing: `done` is false if it waits for the end of the update in hand -------------------
+
+    async def ban(self, peer_id: str, why: str | None = None) -> models.Done:
+        """Shut a node out, and tell it why; what waits of it is dropped."""
+        return await self._ask(asks.ban(peer_id, why))
+
+    async def unban(self, peer_id: str) -> models.Done:
+        """Let a banned node in again, as a newcomer."""
+        return await self._ask(asks.unban(peer_id))
+
+    async def quarantine(self, peer_id: str, why: str | None = None) -> models.Done:
+        """Let a node work on, audit all of it, and train on nothing of it."""
+        return await self._ask(asks.quarantine(peer_id, why))
+
+    async def release(self, peer_id: str) -> models.Done:
+        """End a node's quarantine."""
+        return await self._ask(asks.release(peer_id))
+
+    async def annotate(self, peer_id: str, *, name: str = "", note: str = "") -> models.Done:
+        """Your own words for a node; both empty takes them away."""
+        return await self._ask(asks.annotate(peer_id, name, note))
+
+    async def pause(self, why: str | None = None) -> models.Done:
+        """Make no more updates until the run is resumed; nodes stay connected."""
+        return await self._ask(asks.pause(why))
+
+    async def resume(self) -> models.Done:
+        """Let a paused run go on."""
+        return await self._ask(asks.resume())
+
+    async def publish(self) -> models.Done:
+        """Publish the learner's version, though it is not due."""
+        return await self._ask(asks.publish())
+
+    async def roll_back(self, version: int) -> models.Done:
+        """Go on from the weights of a published version, under a new number."""
+        return await self._ask(asks.roll_back(version))
+
+    async def pin(self, version: int) -> models.Done:
+        """Keep a version's checkpoint for good."""
+        return await self._ask(asks.pin(version))
+
+    async def unpin(self, version: int) -> models.Done:
+        """Keep a version's checkpoint no longer than others."""
+        return await self._ask(asks.unpin(version))
+
+    # --- beneath ------------------------------------------------------------------------------
+
+    async def watch(self, after: int | None = None) -> AsyncIterator[StreamEvent]:
+        """What happens from now on, as it happens, until the hub ends or you stop asking.
+
+        Args:
+            after: the `number` of the last event that was seen, to go on behind it.
+        """
+        params = {} if after is None else {"last_event_id": after}
+        try:
+            async with self._http.stream("GET", "/events", params=params, timeout=None) as response:
+                if response.status_code >= 400:
+                    raise asks.refusal(response.status_code, await response.aread())
+                lines = asks.Lines()
+                async for line in response.aiter_lines():
+                    if (event := lines.take(line)) is not None:
+                        yield event
+        except httpx.HTTPError as error:
+            raise asks.unreachable(self.url, error) from error
+
+    async def _ask(self, ask: Ask[M]) -> M:
+        try:
+            response = await self._http.request(
+                ask.method, ask.path, params=ask.query, json=ask.body
+            )
+        except httpx.HTTPError as error:
+            raise asks.unreachable(self.url, error) from error
+        return ask.read(response.status_code, response.content)
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncHubClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
