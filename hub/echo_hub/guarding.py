@@ -4,8 +4,8 @@ Promises: of a refused batch all that was never audited is audited. False groups
 refusal: they are rejected, and the others are trained on. If there are none the batch is dropped,
 with its reason code, and its nodes lose nothing of their standing. An event in the ledger says why.
 Setbacks that no retry mends pause the run (`Setbacks`):
-nodes stay connected and get work as far as leases allow, no update is made, and an operator's
-`echo-hub resume` is looked for each second. A pause outlives the hub's process.
+nodes stay connected and get work as far as leases allow, and no update is made until an operator
+resumes the run. A pause outlives the hub's process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from echo_hub.rollouts.buffer import ScoredGroup
 from echo_hub.rollouts.checks import Code
 from echo_hub.rollouts.front import Front
 from echo_hub.setbacks import Setbacks
-from echo_p2p.errors import EchoError, UpdateRefusedError
+from echo_p2p.errors import EchoError, LedgerError, UpdateRefusedError
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
+NOT_PAUSED = "the run is not paused."
 RESUME = "Let it go on with: echo-hub resume RUN"
 
 
@@ -58,6 +58,7 @@ class Guarding:
         self.notices: list[Notice] = []
         if self.pause is not None:
             self.notices.append(_paused(self.pause))
+        self._news = trio.Event()
         self._resumed_at = recovered.resumed_at
         self._setbacks = Setbacks(refusals)
         self._front = front
@@ -107,7 +108,7 @@ class Guarding:
         await self.pause_at(version, f"the learner died again and again on one batch: {why}")
         return False
 
-    async def returned(self, version: int, to: int) -> None:
+    async def returned(self, version: int, to: int, *, by_operator: bool = False) -> None:
         """The learner has the weights of version `to` again, as `version`."""
         await self._tell(
             "rolled_back",
@@ -116,14 +117,11 @@ class Guarding:
             version=version,
             to=to,
         )
-        if self._setbacks.returned(to):
+        if not by_operator and self._setbacks.returned(to):
             await self.pause_at(version, f"the reward collapsed again and again after version {to}")
 
     async def pause_at(self, version: int, why: str) -> None:
         """Pause the run."""
-        for request in await self._ledger.open_requests():
-            if request.node is None:  # it was for an earlier pause
-                await self._ledger.request_done(request)
         self.pause = Pause(version, f"{why.rstrip('.')}.", self._clock())
         await self._ledger.pause(self.pause)
         log.warning("paused: %s", why)
@@ -131,21 +129,29 @@ class Guarding:
         self.notices.append(_paused(self.pause))
         self._on_news()
 
-    async def until_resumed(self) -> bool:
-        """Wait until an operator lets the paused run go on."""
-        while self.pause is not None:
-            for request in await self._ledger.open_requests():
-                if request.node is None and self.pause is not None:
-                    await self._resume(self.pause)
-                    await self._ledger.request_done(request)
-            await trio.sleep(_LOOK_S)
+    async def until_resumed(self, gives_way: Callable[[], bool]) -> bool:
+        """Wait until an operator lets the run go on, or until it `gives_way` (see `wake`)."""
+        while self.pause is not None and not gives_way():
+            await self._news.wait()
         return True
 
-    async def _resume(self, pause: Pause) -> None:
-        await self._ledger.resume(pause.version)
-        self.pause, self._resumed_at = None, pause.version
+    def wake(self) -> None:
+        """Let `until_resumed` look again."""
+        self._news.set()
+        self._news = trio.Event()
+
+    async def resume(self) -> int:
+        """Let the paused run go on; the version it goes on from. LedgerError if it is not
+        paused."""
+        if self.pause is None:
+            raise LedgerError(NOT_PAUSED, fix="`echo-hub status RUN` says how it is.")
+        version = self.pause.version
+        await self._ledger.resume(version)
+        self.pause, self._resumed_at = None, version
         self._setbacks.forgiven()
-        await self._tell("resumed", "an operator let the run go on.", version=pause.version)
+        self.wake()
+        await self._tell("resumed", "an operator let the run go on.", version=version)
+        return version
 
     async def _drop(
         self, version: int, groups: Sequence[ScoredGroup], why: str, sentence: str

@@ -6,7 +6,8 @@ recorded as published; it is announced. A kill between any two steps is repaired
 uncommitted checkpoint is made again, an unpublished version is published.
 
 What happens when an update is refused or the learner dies is in `guarding`. A return to an earlier
-version is an update like any other, of no groups: it has a number that no version had before.
+version is an update like any other, of no groups: it has a number that no version had before. What
+an operator wants is done between two updates, or instead of waiting for rollouts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, pstdev, stdev
 from typing import TypeVar
 
@@ -24,11 +26,13 @@ import msgspec
 import trio
 
 from echo_hub.config import RunConfig
+from echo_hub.control.actions import PauseRun, RollBack, RunAction
 from echo_hub.guarding import Guarding
 from echo_hub.learner.client import Learner
 from echo_hub.learner.messages import Trained
 from echo_hub.ledger.guard import ROLLED_BACK_TO, GuardState, Pause
 from echo_hub.ledger.ledger import Ledger, Recovered
+from echo_hub.orders import Orders, missing_version
 from echo_hub.paths import RunFolder
 from echo_hub.publish.publisher import Publisher
 from echo_hub.rollouts.buffer import ScoredGroup
@@ -36,7 +40,7 @@ from echo_hub.rollouts.evaluation import Evaluated
 from echo_hub.rollouts.front import Front
 from echo_hub.setbacks import kept_versions, version_to_return_to
 from echo_hub.update_facts import Shares, UpdateFacts, facts_of
-from echo_p2p.errors import LearnerError, ProcessError
+from echo_p2p.errors import LearnerError, LedgerError, ProcessError
 from echo_p2p.nursery import open_nursery
 
 log = logging.getLogger(__name__)
@@ -99,6 +103,7 @@ class LearnerLoop:
             clock=clock,
             on_news=self._wake,
         )
+        self.orders = Orders(self._look_up)
 
     @property
     def shares(self) -> Shares:
@@ -155,17 +160,22 @@ class LearnerLoop:
     async def run(self, stop: trio.Event, *, until: int | None = None) -> None:
         """Train until the configured number of updates, until version `until`, or until `stop` is
         set. It may be run again."""
+        self.orders.open()
         async with open_nursery() as nursery:
             if self.version == 0 and 0 not in self.evaluations:
                 nursery.start_soon(self._evaluate, 0, stop)
             while not (self._complete() or stop.is_set() or self._reached(until)):
-                if self.guarding.pause and not await self._paused(stop):
-                    break
+                await self.orders.carry_out(self._carry_out)
+                if self.guarding.pause:
+                    if not await self._paused(stop):
+                        break
+                    continue
                 if not await self._update(stop):
                     break
                 if self._evaluation_is_due():
                     self._evaluated_at = self.version
                     nursery.start_soon(self._evaluate, self.version, stop)
+        self.orders.close()
         await self._publish_now()
         if self._complete() and not stop.is_set():
             self._front.close_training()
@@ -188,13 +198,16 @@ class LearnerLoop:
         return 0 < self._config.run.updates <= self.version
 
     async def _update(self, stop: trio.Event) -> bool:
-        """One update; False if `stop` was set while waiting for its batch."""
+        """One update, or none if an operator wants something first; False if `stop` was set while
+        waiting for its batch."""
         started = time.monotonic()
         self._do("waiting for rollouts")
-        groups = await _unless(stop, self._front.take_batch)
+        take = partial(self._front.take_batch, self.orders.waiting)
+        groups = await _unless(stop, take)
         if groups is None:
-            self._do("stopping")
-            return False
+            if stop.is_set():
+                self._do("stopping")
+            return not stop.is_set()
         ready = time.monotonic()
         trained = await self._train(groups, stop)
         if trained is None:
@@ -256,7 +269,7 @@ class LearnerLoop:
                     return None
         return None
 
-    async def _return_to(self, back_to: int) -> None:
+    async def _return_to(self, back_to: int, *, by_operator: bool = False) -> None:
         """Go on from the last good version that was published, under a new number."""
         self._do("going back")
         kept = self._folder.kept() & self._front.published
@@ -268,6 +281,8 @@ class LearnerLoop:
             )
         except (LearnerError, ProcessError) as error:
             why = f"the learner cannot go back to version {to}: {error.message}"
+            if by_operator:
+                raise LearnerError(why) from error
             await self.guarding.pause_at(self.version, why)
             return
         await self._ledger.commit_update(version, [], {ROLLED_BACK_TO: float(to)})
@@ -275,18 +290,44 @@ class LearnerLoop:
         await self._front.withdraw(range(to + 1, version))
         await self._publisher.publish(version, self._folder.adapter(version))
         self._front.advance(version, published=True)
-        await self.guarding.returned(version, to)
+        await self.guarding.returned(version, to, by_operator=by_operator)
 
     async def _paused(self, stop: trio.Event) -> bool:
-        """Wait until an operator lets the run go on; False if `stop` was set."""
+        """Wait until an operator lets the run go on, or wants something else; False if `stop` was
+        set."""
         self._do("paused")
-        return bool(await _unless(stop, self.guarding.until_resumed))
+        wait = partial(self.guarding.until_resumed, self.orders.waiting)
+        return bool(await _unless(stop, wait))
 
-    async def _publish_now(self) -> None:
+    async def _publish_now(self) -> bool:
         latest = self._publisher.latest
-        if latest is None or latest.version < self.version:
-            await self._publisher.publish(self.version, self._folder.adapter(self.version))
-            self._front.advance(self.version, published=True)
+        if latest is not None and latest.version >= self.version:
+            return False
+        await self._publisher.publish(self.version, self._folder.adapter(self.version))
+        self._front.advance(self.version, published=True)
+        return True
+
+    # --- operators ----------------------------------------------------------------------------
+
+    def _look_up(self) -> None:
+        """Whatever the loop waits for, it looks at its orders."""
+        self._front.wake()
+        self.guarding.wake()
+
+    async def _carry_out(self, action: RunAction) -> str:
+        if isinstance(action, PauseRun):
+            if self.guarding.pause is not None:
+                raise LedgerError("the run is paused already.")
+            await self.guarding.pause_at(self.version, action.why)
+            return f"paused at version {self.version}"
+        if isinstance(action, RollBack):
+            there = {v for v in self._folder.kept() & self._front.published if v < self.version}
+            if action.version not in there:
+                raise missing_version(action.version, there)
+            await self._return_to(action.version, by_operator=True)
+            return f"version {self.version} has the weights of version {action.version}"
+        published = await self._publish_now()
+        return f"version {self.version} is published{'' if published else ' already'}"
 
     async def _evaluate(self, version: int, stop: trio.Event) -> None:
         """Reward on held-out prompts, by the nodes; given up when `stop` is set."""
@@ -308,6 +349,7 @@ class LearnerLoop:
     async def _prune(self, good: float | None) -> None:
         """Keep the checkpoints that a lease may still name, the operator's own wish, and the one
         that a collapse would return to."""
+        pinned = await self._ledger.decisions.pins()
         config, on_disk = self._config, self._folder.kept()
         kept = kept_versions(
             on_disk,
@@ -315,7 +357,7 @@ class LearnerLoop:
             published=self._front.published,
             good=None if good is None else int(good),
         )
-        for old in on_disk - kept:
+        for old in on_disk - kept - pinned:
             await trio.to_thread.run_sync(shutil.rmtree, self._folder.checkpoint(old))
 
 

@@ -21,6 +21,7 @@ from echo_hub import measuring
 from echo_hub.audit.request import audit_with
 from echo_hub.audit.rules import audit_rules
 from echo_hub.config import RunConfig
+from echo_hub.control.serving import Controls
 from echo_hub.endpoints import Endpoints
 from echo_hub.learner.client import Learner, open_learner
 from echo_hub.ledger.ledger import Ledger
@@ -64,6 +65,7 @@ class Hub:
     learner: Learner
     scorers: Scorers
     loop: LearnerLoop
+    controls: Controls
 
     async def run(self, stop: trio.Event) -> None:
         """Train until complete or stopped; see the module's promises."""
@@ -190,12 +192,16 @@ async def open_hub(
             recovered=recovered.guard,
             clock=clock,
         )
+        controls = Controls(
+            front=front, guarding=loop.guarding, orders=loop.orders, ledger=ledger, folder=folder
+        )
         dissemination.announce(base_artifact)
         await loop.prepare(recovered)
         endpoints.attach(peer)
         measuring.attach(peer)
         async with open_nursery() as nursery:
             nursery.start_soon(front.run)
+            nursery.start_soon(controls.run)
             nursery.start_soon(publisher.repair)
             nursery.start_soon(dissemination.run, publisher)
             if config.network.directory:
@@ -213,6 +219,7 @@ async def open_hub(
                 learner=learner,
                 scorers=scorers,
                 loop=loop,
+                controls=controls,
             )
             await dissemination.write()
             nursery.cancel_scope.cancel()

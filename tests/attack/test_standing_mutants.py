@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "operators are not heard", "rollouts.keeper",
-        "for request in await self._ledger.open_requests():", "for request in []:", KEEPER,
+        "in await self._ledger.decisions.open_requests():", "in []:", KEEPER,
     ),
     Mutant(
         "what was trained on is not disputed", "ledger.rows",

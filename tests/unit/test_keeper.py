@@ -11,8 +11,16 @@ import trio
 from sqlalchemy import select
 from test_front import HONEST, HUB, Node, World, config, until
 
+from echo_hub.control.actions import Action, Annotate, Ban, Quarantine, Release, Unban, to_json
 from echo_hub.learner.messages import Audited
-from echo_hub.ledger.ledger import Ledger, leave_request, read_facts, read_nodes, request_is_done
+from echo_hub.ledger.decisions import (
+    Annotation,
+    leave_request,
+    outcome_of,
+    read_annotations,
+    read_audit,
+)
+from echo_hub.ledger.ledger import Ledger, read_facts, read_nodes
 from echo_hub.ledger.schema import groups
 from echo_hub.rollouts.assess import Group
 from echo_hub.rollouts.front import Front
@@ -229,6 +237,15 @@ def test_a_verdict_after_the_receipt_is_told_once_with_the_next_leases(tmp_path:
     scene.run(body)
 
 
+async def asked(front: Front, path: Path, action: Action) -> str:
+    """What the hub says once it has done what a command asked for."""
+    request = leave_request(path, to_json(action))  # type: ignore[arg-type]
+    await until(front, lambda now: outcome_of(path, request) is not None)
+    outcome = outcome_of(path, request)
+    assert outcome is not None
+    return outcome.sentence or outcome.error
+
+
 def test_an_operators_ban_is_done_while_the_hub_serves(tmp_path: Path) -> None:
     scene = world(tmp_path)
     path = tmp_path / "ledger.sqlite"
@@ -237,16 +254,55 @@ def test_an_operators_ban_is_done_while_the_hub_serves(tmp_path: Path) -> None:
         node = Node(front)
         await node.work(2)
         await until(front, lambda now: now.buffered == 2)
-        request = leave_request(path, node.key, "because.")
-        await until(front, lambda now: node.key in now.banned)
-        await until(front, lambda now: request_is_done(path, request))
+        assert (await asked(front, path, Ban(node.key, "because."))).startswith("banned 12D3")
+        assert node.key in front.snapshot().banned
         assert front.snapshot().buffered == 0
         assert (await refused(node)).endswith("because.")
-        request = leave_request(path, node.key, None)
-        await until(front, lambda now: request_is_done(path, request))
+        assert (await asked(front, path, Unban(node.key))).startswith("unbanned 12D3")
         assert len(await node.leases(1)) == 1
 
     scene.run(body)
+
+
+def test_a_node_in_quarantine_works_on_is_audited_and_not_trained_on(tmp_path: Path) -> None:
+    scene = world(tmp_path)
+    path = tmp_path / "ledger.sqlite"
+
+    async def body(front: Front, ledger: Ledger) -> None:
+        odd, other = Node(front, "odd"), Node(front, "other")
+        for node in (odd, other):
+            await node.work(2)
+        await until(front, lambda now: now.buffered == 4)
+        kept = await odd.leases(1)
+        await asked(front, path, Quarantine(odd.key, "it looks odd."))
+        assert front.snapshot().buffered == 2  # the other's
+        front._keeper.reputation.audit_probability = lambda *_: 0.0  # type: ignore[method-assign]
+        audited = len(scene.audited)
+        assert (await odd.submit(odd.answer(kept[0]))).accepted  # its lease was not taken away
+        await until(front, lambda now: not now.checking and now.buffered == 2)
+        assert len(scene.audited) == audited + 1
+        assert front.snapshot().rollouts_rejected == {"quarantined": 6}
+        assert not front.has_standing(odd.key)
+        assert not front.is_banned(odd.key)
+        assert front.node_facts(odd.key).valid > 2  # type: ignore[union-attr]
+        with ledger._engine.connect() as connection:
+            assert read_audit(connection, 5) == HONEST
+        await asked(front, path, Annotate(odd.key, name="my own", note="<b>watch it</b>"))
+
+    async def after_a_restart(front: Front, ledger: Ledger) -> None:
+        odd = Node(front, "odd")
+        assert front.quarantined(odd.key) == "it looks odd."
+        with ledger._engine.connect() as connection:
+            words = read_annotations(connection)
+        assert words == {odd.key: Annotation("my own", "<b>watch it</b>")}
+        await asked(front, path, Release(odd.key))
+        assert front.has_standing(odd.key)
+        before = front.snapshot().buffered
+        await odd.work(1)
+        await until(front, lambda now: now.buffered == before + 1)
+
+    scene.run(body)
+    scene.run(after_a_restart)
 
 
 def test_a_ban_without_a_hub_drops_what_waits(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from echo_hub.api import errors
 from echo_hub.api.guards import Guards
 from echo_hub.api.models import Health
 from echo_hub.api.routes import (
+    actions,
     events,
+    exports,
     learner,
     nodes,
     overview,
@@ -31,7 +33,19 @@ from echo_hub.dashboard import ASSETS
 from echo_p2p import __version__
 
 SERVED = frozenset({".js", ".css", ".svg", ".png", ".ico", ".woff2", ".webmanifest"})
-_ROUTERS = (session, overview, nodes, versions, rollouts, learner, planner, events, public)
+_ROUTERS = (
+    session,
+    overview,
+    nodes,
+    versions,
+    exports,
+    rollouts,
+    learner,
+    planner,
+    events,
+    actions,
+    public,
+)
 _DESCRIPTION = (
     "Operate a run of echo-p2p: everything that the dashboard shows and does. Send "
     "`Authorization: Bearer TOKEN` where the hub wants a log-in."

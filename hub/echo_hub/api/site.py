@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
+import trio
 from fastapi import Depends, Request
 
 from echo_hub.api.overview import OverviewMaker
@@ -19,6 +20,7 @@ class Site:
     view: View
     overview: OverviewMaker
     doorman: Doorman
+    exporting: trio.Lock = field(default_factory=trio.Lock)
 
 
 def site_of(request: Request) -> Site:

@@ -11,13 +11,16 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import trio
 from sqlalchemy import Connection
 
+from echo_hub.api.errors import missing
 from echo_hub.config import RunConfig
+from echo_hub.control.actions import Any as AnyAction
 from echo_hub.ledger.schema import database_errors, open_engine
 from echo_hub.loop import LearnerNow
 from echo_hub.paths import RunFolder
@@ -27,6 +30,8 @@ from echo_hub.run_facts import resolve_base
 from echo_hub.tally import FrontSnapshot
 from echo_hub.tasks.base import Split
 from echo_hub.tokens import Tokenizer
+from echo_p2p.errors import IdentityError
+from echo_p2p.identity import peer_id_of, public_key_of
 
 if TYPE_CHECKING:
     from echo_hub.endpoints import Greeted
@@ -41,6 +46,20 @@ Prompts = Callable[[Split, Sequence[int]], Awaitable[list[list[int] | str]]]
 _READERS = 2
 SAMPLE_S = 1.0
 _SAMPLES = 300
+
+
+@lru_cache(maxsize=20_000)
+def peer_id(key: bytes) -> str:
+    """The peer id of a key; computing it takes a while, and a page shows many."""
+    return peer_id_of(key)
+
+
+def key_of(node: str) -> bytes:
+    """The key of a peer id; 404 if it is none."""
+    try:
+        return public_key_of(node)
+    except IdentityError as error:
+        raise missing(f"node {node}: {error.message}") from error
 
 
 class Reader:
@@ -127,6 +146,7 @@ class View:
     spreads: Callable[[], list[Spread]]
     in_session: Callable[[], Collection[str]]
     greeted: Callable[[str], Greeted | None]
+    do: Callable[[AnyAction], Awaitable[str]]
     reader: Reader
     prompts: Prompts
     clock: Callable[[], float] = time.time
@@ -171,6 +191,7 @@ def view_of(hub: Hub, folder: RunFolder) -> View:
         spreads=hub.dissemination.spreads.all,
         in_session=lambda: hub.endpoints.in_session,
         greeted=hub.endpoints.greeted,
+        do=hub.controls.do,
         reader=Reader(folder.ledger),
         prompts=hub.scorers.prompts,
     )

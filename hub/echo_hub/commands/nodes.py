@@ -1,9 +1,4 @@
-"""`echo-hub nodes`, `ban` and `unban`: the nodes of a run, read from its ledger and acted on.
-
-A ban goes through the ledger whether or not the hub is running. If it is, the command leaves a
-request in the ledger, which the hub looks for each second, and waits until it is done; if it is
-not, the command locks the ledger as a hub would, and does it itself.
-"""
+"""`echo-hub nodes`, `ban` and `unban`: the nodes of a run, read from its ledger and acted on."""
 
 from __future__ import annotations
 
@@ -11,16 +6,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import trio
-
 from echo_hub.commands.status import run_folder
-from echo_hub.config import RunConfig, load_config
-from echo_hub.ledger.ledger import Ledger, is_served, leave_request, read_nodes, request_is_done
+from echo_hub.config import load_config
+from echo_hub.control.actions import Ban, Unban
+from echo_hub.control.order import order
+from echo_hub.ledger.ledger import read_nodes
 from echo_hub.rollouts.reputation import Reputation
-from echo_p2p.errors import IdentityError, LedgerError
+from echo_p2p.errors import IdentityError
 from echo_p2p.identity import peer_id_of, public_key_of
-
-_ANSWER_S = 15.0
 
 
 def list_nodes(root: Path) -> list[dict[str, Any]]:
@@ -48,42 +41,18 @@ def list_nodes(root: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda node: -node["accepted"])
 
 
-def set_ban(root: Path, peer_id: str, why: str | None) -> None:
+def set_ban(root: Path, peer_id: str, why: str | None) -> str:
     """Ban a node for a reason, or unban it if there is none."""
-    folder = run_folder(root)
+    node = node_key(peer_id)
+    return order(root, Unban(node) if why is None else Ban(node, why))
+
+
+def node_key(peer_id: str) -> bytes:
+    """The key of a peer id; IdentityError says where to find one."""
     try:
-        node = public_key_of(peer_id)
+        return public_key_of(peer_id)
     except IdentityError as error:
         raise IdentityError(error.message, fix="`echo-hub nodes RUN` lists the ids.") from error
-    if is_served(folder.ledger):
-        ask_the_hub(folder.ledger, node, why)
-    else:
-        trio.run(_do_it, folder.ledger, load_config(folder.config), node, why)
-
-
-def ask_the_hub(path: Path, node: bytes | None, why: str | None = None) -> None:
-    """Leave a request to the hub that serves a ledger, and wait until it is done."""
-    request_id = leave_request(path, node, why)
-    give_up_at = time.monotonic() + _ANSWER_S
-    while not request_is_done(path, request_id):
-        if time.monotonic() > give_up_at:
-            raise LedgerError(
-                f"the hub that serves the run has not answered within {_ANSWER_S:g} s.",
-                fix="It will be done as soon as it does, or when it is started again.",
-            )
-        time.sleep(0.1)
-
-
-async def _do_it(path: Path, config: RunConfig, node: bytes, why: str | None) -> None:
-    async with Ledger.open(path, config.run.id) as ledger:
-        if why is None:
-            await ledger.unban(node)
-            await ledger.record_event("node_unbanned", node=peer_id_of(node))
-        else:
-            standings = (await ledger.recover()).standings
-            record = Reputation(config.audit, standings).ban(node, time.time(), why)
-            await ledger.ban(node, record)
-            await ledger.record_event("node_banned", node=peer_id_of(node), why=why)
 
 
 def render_nodes(nodes: list[dict[str, Any]]) -> None:

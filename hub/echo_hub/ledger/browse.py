@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, Row, func, select, text
 
 from echo_hub.ledger.reads import read_standings
-from echo_hub.ledger.schema import evaluations, events, groups, leases, updates, verdicts
+from echo_hub.ledger.schema import evaluations, events, groups, updates, verdicts
 from echo_hub.rollouts.evaluation import Evaluated
 from echo_hub.rollouts.reputation import Record
 
@@ -32,6 +32,7 @@ class NodeLine:
     rejected: dict[str, int]
     first_seen: float | None
     last_seen: float | None
+    accusers: int
 
 
 _NODES = """
@@ -43,7 +44,9 @@ known AS (
   SELECT key FROM nodes UNION SELECT node FROM standings UNION SELECT node FROM counted
   UNION SELECT accused FROM accusations)
 SELECT known.key AS key, coalesce(accepted, 0) AS accepted, coalesce(rejected, 0) AS rejected,
-       first_seen, last_seen, coalesce(valid, 0) AS valid, banned, count(*) OVER () AS total
+       first_seen, last_seen, coalesce(valid, 0) AS valid, banned,
+       (SELECT count(*) FROM accusations WHERE accused = known.key) AS accusers,
+       count(*) OVER () AS total
 FROM known LEFT JOIN counted ON counted.node = known.key
 LEFT JOIN nodes ON nodes.key = known.key LEFT JOIN standings ON standings.node = known.key
 """
@@ -113,6 +116,7 @@ def _with_reasons(connection: Connection, rows: Sequence[Row[Any]]) -> list[Node
             rejected=reasons[row.key],
             first_seen=row.first_seen,
             last_seen=row.last_seen,
+            accusers=row.accusers,
         )
         for row in rows
     ]
@@ -190,8 +194,7 @@ def published_sizes(connection: Connection, versions: Sequence[int]) -> dict[int
     query = text(
         "SELECT json_extract(detail, '$.version'), json_extract(detail, '$.size'),"
         " json_extract(detail, '$.delta_size') FROM events WHERE kind = 'published' AND"
-        " at >= (SELECT min(committed_at) FROM updates WHERE version >= :least)"
-        " AND json_extract(detail, '$.version') BETWEEN :least AND :most"
+        " json_extract(detail, '$.version') BETWEEN :least AND :most"
     )
     if not versions:
         return {}
@@ -339,11 +342,6 @@ def _line(row: Row[Any]) -> GroupLine:
     return GroupLine(
         **values | {"audited": bool(values["audited"]), "disputed": bool(values["disputed"])}
     )
-
-
-def split_of(connection: Connection, lease_id: bytes) -> str | None:
-    """Whether a lease was for training or evaluation."""
-    return connection.scalar(select(leases.c.split).where(leases.c.lease_id == lease_id))
 
 
 # --- events -------------------------------------------------------------------------------------

@@ -28,17 +28,16 @@ from sqlalchemy import Connection, Engine, func, select
 from echo_hub.ledger import guard as guard_rows
 from echo_hub.ledger import rows
 from echo_hub.ledger import swarm as swarm_rows
+from echo_hub.ledger.decisions import Decisions
 from echo_hub.ledger.guard import Pause
 from echo_hub.ledger.history import History, history_of
 from echo_hub.ledger.reads import (
     NodeRow,
     PublishedVersion,
     Recovered,
-    Request,
     StoredGroup,
     facts_of,
     node_rows,
-    open_requests,
     read_state,
     waiting_groups,
 )
@@ -51,7 +50,7 @@ from echo_hub.ledger.schema import (
     leases,
     meta,
     open_engine,
-    requests,
+    upgrade_schema,
 )
 from echo_hub.ledger.writer import Writer
 from echo_hub.publish.spread import Spread
@@ -77,6 +76,7 @@ class Ledger:
         self._clock = clock
         self._writer = Writer(engine, str(path))
         self._readers = trio.CapacityLimiter(_MOST_READERS)
+        self.decisions = Decisions(self._writer, engine, self._readers, clock)
         with engine.connect() as connection:
             self._last_group = connection.scalar(select(func.max(groups.c.id))) or 0
 
@@ -213,19 +213,6 @@ class Ledger:
         """A key may come back, without standing; nothing of it is disputed any more."""
         await self._writer.write(rows.unban, (node, Record()))
 
-    async def open_requests(self) -> list[Request]:
-        """What operators' commands asked for and is not done yet."""
-
-        def look() -> list[Request]:
-            with self._engine.connect() as connection:
-                return open_requests(connection)
-
-        return await trio.to_thread.run_sync(look, limiter=self._readers)
-
-    async def request_done(self, request: Request) -> None:
-        """An operator's request was carried out."""
-        await self._writer.write(rows.requests_done, request.request_id)
-
     async def pause(self, pause: Pause) -> None:
         """The run is paused, also after a restart."""
         await self._writer.write(guard_rows.put_facts, guard_rows.paused(pause))
@@ -311,6 +298,8 @@ def _check_or_create(engine: Engine, path: Path, run_id: str) -> bytes:
         if is_empty(connection):
             facts = {"run_id": run_id, "secret": secrets.token_hex(32)}
             create_schema(connection, facts)
+        else:
+            upgrade_schema(connection)
         facts = check_schema(connection, path)
     if facts["run_id"] != run_id:
         raise LedgerError(
@@ -377,17 +366,3 @@ def read_paused(path: Path) -> Pause | None:
     """Why the run is paused, if it is."""
     with beside(path) as connection:
         return guard_rows.read_pause(connection)
-
-
-def leave_request(path: Path, node: bytes | None, why: str | None = None) -> int:
-    """Ask the hub that serves the ledger to ban a key, or to unban it if there is no `why`; or,
-    without a key, to let its paused run go on."""
-    with beside(path, read_only=False) as connection:
-        return rows.ask(connection, node, why)
-
-
-def request_is_done(path: Path, request_id: int) -> bool:
-    """Has the hub done it?"""
-    with beside(path) as connection:
-        done = select(requests.c.done).where(requests.c.id == request_id)
-        return bool(connection.scalar(done))

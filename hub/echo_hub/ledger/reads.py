@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, Row, func, select, true
 
 from echo_hub.audit.sequential import NodeEvidence
+from echo_hub.ledger.decisions import read_quarantines
 from echo_hub.ledger.guard import GuardState, guard_facts, read_guard
 from echo_hub.ledger.schema import (
     dialogues,
@@ -18,7 +19,6 @@ from echo_hub.ledger.schema import (
     groups,
     leases,
     nodes,
-    requests,
     standings,
     unfinished,
     updates,
@@ -61,7 +61,8 @@ class Recovered:
 
     `next_index` is the first train prompt never leased (`history` says it by arm), `returned` are
     those to be leased again; `verdicts` are counts of groups and rollouts by (node, code); `lags`
-    counts consumed groups; `dialogues` is what the hub has said, by lease.
+    counts consumed groups; `quarantines` says why a node is in one; `dialogues` is what the hub has
+    said, by lease.
     """
 
     version: int | None
@@ -80,17 +81,8 @@ class Recovered:
     accusations: list[tuple[bytes, bytes]]
     history: History
     guard: GuardState
+    quarantines: dict[bytes, str]
     dialogues: dict[bytes, bytes]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What an operator's command asks of the hub: ban a key, or unban it if `why` is None; without
-    a key, let a paused run go on."""
-
-    request_id: int
-    node: bytes | None
-    why: str | None
 
 
 def read_state(
@@ -130,6 +122,7 @@ def read_state(
         spreads=read_spreads(connection),
         accusations=read_accusations(connection),
         guard=read_guard(connection),
+        quarantines=read_quarantines(connection),
         history=_history(connection, stride, window, 0 if last_index is None else last_index + 1),
         dialogues={row.lease_id: row.told for row in connection.execute(select(dialogues))},
     )
@@ -222,12 +215,6 @@ def node_rows(connection: Connection) -> list[NodeRow]:
             )
         )
     return found
-
-
-def open_requests(connection: Connection) -> list[Request]:
-    """What operators asked for and the hub has not done yet."""
-    query = select(requests).where(requests.c.done.is_(False)).order_by(requests.c.id)
-    return [Request(row.id, row.node, row.why) for row in connection.execute(query)]
 
 
 def _newest_published(connection: Connection) -> PublishedVersion | None:

@@ -31,7 +31,6 @@ from echo_hub.ledger.schema import (
     leases,
     meta,
     nodes,
-    requests,
     standings,
     unfinished,
     updates,
@@ -313,20 +312,6 @@ def _dispute(connection: Connection, which: ColumnElement[bool]) -> None:
         .where(groups.c.split == "train", groups.c.node.in_(banned))
         .values(disputed=True)
     )
-
-
-def ask(connection: Connection, node: bytes | None, why: str | None) -> int:
-    """An operator wants a key banned, or unbanned if there is no `why`; or, without a key, that a
-    paused run goes on. The request's id."""
-    done = connection.execute(insert(requests), {"node": node, "why": why})
-    key = done.inserted_primary_key
-    assert key is not None
-    return int(key[0])
-
-
-def requests_done(connection: Connection, rows: list[int]) -> None:
-    for request_id in rows:
-        connection.execute(update(requests).where(requests.c.id == request_id).values(done=True))
 
 
 # --- versions -----------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ States. A lease is `open`, then `answered`, or `released` (its prompt waits to b
 `spent` (nothing is left to do for it). A group is `received`, then `scored`, then `consumed` by an
 update or an evaluation; or `dropped` for a reason. docs/architecture.md draws both. A consumed
 group is `disputed` if its node was banned and no audit had passed it. `requests` are what an
-operator's command wants of a hub that is serving: ban a key (`why` says for what), unban it, or,
-with no key, let a paused run go on.
+operator's command wants of a hub that is serving (`control.actions`), and what came of it; `node`
+and `why` are of an older form. `quarantines`, `annotations` and `pins` are what operators decided
+about nodes and versions, `audits` what deriving a group again found.
 `dialogues` holds what the hub's own task has said in a lease, until its group is scored or the
 lease is over. `spreads` has a line for each artifact, with the fields of `spread.Spread`;
 `accusations` one for each pair of nodes of which one says that the other sent it a bad chunk.
@@ -44,7 +45,8 @@ from sqlalchemy.pool import QueuePool
 
 from echo_p2p.errors import LedgerError
 
-SCHEMA = 5
+SCHEMA = 6
+_OLDER = "5"  # of which this one has all tables, and more
 _BUSY_MS = 10_000
 _WAL_PAGES = 4000  # between checkpoints: 16 MiB
 
@@ -174,8 +176,45 @@ requests = Table(
     Column("node", LargeBinary),
     Column("why", String),
     Column("done", Boolean, nullable=False, default=False),
+    Column("request", String),
+    Column("outcome", JSON(none_as_null=True)),
 )
 Index("requests_open", requests.c.id, sqlite_where=requests.c.done.is_(False))
+
+quarantines = Table(
+    "quarantines",
+    metadata,
+    Column("node", LargeBinary, primary_key=True),
+    Column("why", String, nullable=False),
+    Column("at", Float, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+node_words = Table(
+    "annotations",
+    metadata,
+    Column("node", LargeBinary, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("note", String, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+pins = Table(
+    "pins",
+    metadata,
+    Column("version", Integer, primary_key=True),
+    Column("at", Float, nullable=False),
+)
+
+audits = Table(
+    "audits",
+    metadata,
+    Column("group_id", Integer, primary_key=True),
+    Column("max_margin", Float, nullable=False),
+    Column("max_logprob_difference", Float, nullable=False),
+    Column("mismatches", Integer, nullable=False),
+    Column("tokens", Integer, nullable=False),
+)
 
 spreads = Table(
     "spreads",
@@ -215,6 +254,7 @@ events = Table(
     Column("kind", String, nullable=False),
     Column("detail", JSON, nullable=False),
 )
+Index("events_by_kind", events.c.kind)
 
 
 def open_engine(path: Path, *, read_only: bool) -> Engine:
@@ -262,6 +302,19 @@ def check_schema(connection: Connection, path: Path) -> dict[str, str]:
             fix="Serve it with the version of echo-p2p that made it.",
         )
     return facts
+
+
+def upgrade_schema(connection: Connection) -> None:
+    """Bring the ledger of an earlier version of this program up to date, all or nothing."""
+    known = select(meta.c.value).where(meta.c.key == "schema")
+    if connection.scalar(known) != _OLDER:
+        return
+    metadata.create_all(connection)
+    for index in events.indexes:
+        index.create(connection, checkfirst=True)
+    for column in ("request VARCHAR", "outcome JSON"):
+        connection.exec_driver_sql(f"ALTER TABLE requests ADD COLUMN {column}")
+    connection.execute(meta.update().where(meta.c.key == "schema").values(value=str(SCHEMA)))
 
 
 def create_schema(connection: Connection, facts: dict[str, str]) -> None:

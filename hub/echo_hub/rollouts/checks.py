@@ -56,6 +56,7 @@ class Code(StrEnum):
     AUDIT_LOGPROB = "audit_logprob"
     NOT_AUDITED = "not_audited"
     BANNED = "banned"
+    QUARANTINED = "quarantined"
     LEARNER_REFUSED = "learner_refused"
     INTERRUPTED = "interrupted"
 
@@ -89,6 +90,7 @@ _SENTENCES = {
     Code.AUDIT_LOGPROB: "A log-probability is not that of the claimed policy.",
     Code.NOT_AUDITED: "The group was due for an audit and could not be audited; it is left out.",
     Code.BANNED: "The node is banned from this run; what it handed in is left out.",
+    Code.QUARANTINED: "The operator looks at what this node does; until then it is left out.",
     Code.LEARNER_REFUSED: "The learner refused the update this group was in: no fault of yours.",
     Code.INTERRUPTED: "The hub was restarted during the evaluation this group belonged to.",
 }

@@ -26,6 +26,7 @@ import trio
 
 from echo_hub.audit.sequential import FLOAT32, Noise
 from echo_hub.config import RunConfig
+from echo_hub.control.actions import NodeAction
 from echo_hub.learner.penalties import all_alike
 from echo_hub.ledger.ledger import Ledger, Recovered
 from echo_hub.rollouts.assess import Assessed, Assessor, Audit, Group
@@ -309,6 +310,8 @@ class Front:
             await self._drop(assessed.group, verdict)
         else:
             await self._keep(assessed, verdict)
+        if assessed.evidence is not None:
+            await self._ledger.decisions.add_audit(assessed.group.group_id, assessed.evidence)
 
     async def _keep(self, assessed: Assessed, rewards: list[float]) -> None:
         group, lease = assessed.group, assessed.group.lease
@@ -380,11 +383,14 @@ class Front:
         if again:
             self._book.give_back(lease)
 
-    def _evict(self, node: bytes) -> tuple[list[int], list[OpenLease]]:
-        """Take out what a banned node has here. What is being checked is dropped at its end."""
+    def _evict(self, node: bytes, code: Code) -> tuple[list[int], list[OpenLease]]:
+        """Take out what a node has here that is shut out, or in quarantine: that one keeps its
+        leases. What is being checked is dropped at its end."""
         evicted = self._buffer.evict(node)
         for group in evicted:
-            self._tally.drop(node, Code.BANNED, len(group.rollouts))
+            self._tally.drop(node, code, len(group.rollouts))
+        if code is Code.QUARANTINED:
+            return [group.group_id for group in evicted], []
         return [group.group_id for group in evicted], self._granter.shut_out(node)
 
     def _is_asked_again(self, group: Group, code: Code) -> bool:
@@ -415,8 +421,11 @@ class Front:
             self._granter.publish(version)
         self._wake()
 
-    async def take_batch(self) -> list[ScoredGroup]:
-        """The groups of the next update, as soon as there are enough; stale ones are dropped."""
+    async def take_batch(
+        self, gives_way: Callable[[], bool] = lambda: False
+    ) -> list[ScoredGroup] | None:
+        """The groups of the next update, as soon as there are enough; stale ones are dropped. None
+        if there are not, and it `gives_way` to something else (see `wake`)."""
         self._training = 0
         size, staleness = self._config.learner.groups_per_update, self._config.staleness
         while True:
@@ -429,8 +438,14 @@ class Front:
                 await self.drop_groups(stale, Code.STALE)
             if batch is not None:
                 return batch
+            if gives_way():
+                return None
             if not stale:
                 await changed.wait()
+
+    def wake(self) -> None:
+        """Let `take_batch` ask whether it gives way."""
+        self._wake()
 
     def blank_rewards(self) -> tuple[list[list[float]], list[int]]:
         """Rewards of the groups that the update at hand would leave out, and each one's arm."""
@@ -526,6 +541,14 @@ class Front:
         self._granter.complete()
 
     # --- people ask ---------------------------------------------------------------------------
+
+    async def do(self, action: NodeAction) -> str:
+        """What an operator wants of a node; a sentence that says what was done."""
+        return await self._keeper.do(action)
+
+    def quarantined(self, node: bytes) -> str | None:
+        """Why a node is in quarantine; None if it is not."""
+        return self._keeper.quarantined.get(node)
 
     def snapshot(self, *, nodes: bool = True) -> FrontSnapshot:
         """Where everything stands now; the facts of thousands of nodes may be left out."""

@@ -1,9 +1,10 @@
-"""Keeps the nodes' standing: judges what was found, bans, unbans, and tells nodes of verdicts.
+"""Keeps the nodes' standing: judges what was found, bans, quarantines, and tells nodes of verdicts.
 
 The shell around `reputation`, `doors` and `verdicts`. Promises: from the moment a key is banned
 nothing of it is admitted any more, and the ledger has the ban, and what becomes of the groups that
-wait, before `ban` returns; what operators ask for while the hub serves is done within a second or
-two; other changes of standing are on disk as fast.
+wait, before `ban` returns; a node in quarantine works on, and learns of each group that it was left
+out, while its standing grows or falls as ever; what operators ask for while the hub serves is done
+within a second or two; other changes of standing are on disk as fast.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import trio
 
 from echo_hub.audit.sequential import FLOAT32, Noise
 from echo_hub.config import AuditSection
+from echo_hub.control.actions import Annotate, Ban, NodeAction, Quarantine, Release, Unban
+from echo_hub.ledger.decisions import Annotation, Outcome
 from echo_hub.ledger.ledger import Ledger, Recovered
 from echo_hub.rollouts.assess import Assessed
 from echo_hub.rollouts.checks import Code, Rejection
@@ -33,8 +36,9 @@ _LONGEST_WAIT_S = 30.0
 
 log = logging.getLogger(__name__)
 
-Evict = Callable[[bytes], tuple[list[int], list[OpenLease]]]
-"""Takes everything of a key out of the hub's memory: the groups that wait, and open leases."""
+Evict = Callable[[bytes, Code], tuple[list[int], list[OpenLease]]]
+"""Takes everything of a key out of the hub's memory, for this reason: the groups that wait, and
+open leases."""
 
 
 class Keeper:
@@ -53,6 +57,8 @@ class Keeper:
         noise: Noise = FLOAT32,
     ) -> None:
         self.reputation = Reputation(rules, recovered.standings, noise=noise)
+        self.quarantined = dict(recovered.quarantines)
+        """Why each node is in quarantine that is."""
         self._run_id = run_id
         self._identity = identity
         self._ledger = ledger
@@ -88,11 +94,13 @@ class Keeper:
 
     def probability(self, node: bytes) -> float:
         """How likely the next group of a node is to be audited."""
+        if node in self.quarantined:
+            return 1.0
         return self.reputation.audit_probability(node, self._clock())
 
     def proven(self, node: bytes) -> bool:
         """Has a node handed in a valid group since the last invalid one?"""
-        return self.reputation.proven(node, self._clock())
+        return node not in self.quarantined and self.reputation.proven(node, self._clock())
 
     async def judge(self, assessed: Assessed) -> list[float] | Rejection:
         """What becomes of a group, and of its node."""
@@ -110,6 +118,8 @@ class Keeper:
                 self.reputation.earned(node, now)
         elif verdict.code in FAULTS:
             self.reputation.lost(node, now)
+        if node in self.quarantined and not isinstance(verdict, Rejection):
+            return Rejection(Code.QUARANTINED)
         return verdict
 
     def expired(self, leases: list[OpenLease]) -> None:
@@ -139,13 +149,50 @@ class Keeper:
         """Signed verdicts that a node has not been told yet."""
         return tuple(seal(self._identity, receipt) for receipt in self._verdicts.take(node))
 
+    # --- operators ----------------------------------------------------------------------------
+
+    async def do(self, action: NodeAction) -> str:
+        """What an operator wants; a sentence that says what was done."""
+        name = peer_id_of(action.node)
+        match action:
+            case Ban():
+                await self.ban(action.node, action.why)
+                return f"banned {name}"
+            case Unban():
+                await self.unban(action.node)
+                return f"unbanned {name}"
+            case Quarantine():
+                await self.quarantine(action.node, action.why)
+                return f"{name} is in quarantine"
+            case Release():
+                await self.release(action.node)
+                return f"{name} is not in quarantine any more"
+            case Annotate():
+                words = Annotation(action.name, action.note)
+                await self._ledger.decisions.annotate(action.node, words)
+                return f"{name} is annotated" if words != Annotation() else f"{name} has no note"
+
+    async def quarantine(self, node: bytes, why: str) -> None:
+        """From now on all of a node is audited, and nothing of it trained on."""
+        self.quarantined[node] = why
+        group_ids, leases = self._evict(node, Code.QUARANTINED)
+        await self._ledger.decisions.quarantine(node, why)
+        await self._ledger.drop_groups(group_ids, Code.QUARANTINED, release=leases)
+        await self._ledger.record_event("node_quarantined", node=peer_id_of(node), why=why)
+
+    async def release(self, node: bytes) -> None:
+        """What a node hands in is trained on again, if it is valid."""
+        self.quarantined.pop(node, None)
+        await self._ledger.decisions.quarantine(node, None)
+        await self._ledger.record_event("node_released", node=peer_id_of(node))
+
     # --- bans ---------------------------------------------------------------------------------
 
     async def ban(self, node: bytes, why: str) -> None:
         """Shut a key out, with all it has here."""
         now = self._clock()
         record = self.reputation.ban(node, now, why)
-        group_ids, leases = self._evict(node)
+        group_ids, leases = self._evict(node, Code.BANNED)
         log.warning("banned %s: %s", peer_id_of(node), why)
         await self._ledger.ban(node, record, group_ids=group_ids, leases=leases)
         await self._ledger.record_event("node_banned", node=peer_id_of(node), why=why)
@@ -161,11 +208,7 @@ class Keeper:
         changed = self.reputation.take_changed()
         if changed:
             await self._ledger.put_standings(changed)
-        for request in await self._ledger.open_requests():
-            if request.node is None:
-                continue  # of the run, not of a node: the learner's loop looks for it
-            if request.why is None:
-                await self.unban(request.node)
-            else:
-                await self.ban(request.node, request.why)
-            await self._ledger.request_done(request)
+        for request in await self._ledger.decisions.open_requests():
+            if isinstance(request.action, NodeAction):  # else the learner's loop looks for it
+                sentence = await self.do(request.action)
+                await self._ledger.decisions.request_done(request, Outcome(sentence))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
@@ -9,12 +10,11 @@ from fastapi import APIRouter, Path, Query
 from echo_hub.api.errors import missing
 from echo_hub.api.models import NodeDetail, NodeFacts, NodePage, PeerId, Standing
 from echo_hub.api.site import TheView
-from echo_hub.api.view import View
+from echo_hub.api.view import View, key_of, peer_id
 from echo_hub.ledger import browse
 from echo_hub.ledger.browse import NodeLine
+from echo_hub.ledger.decisions import Annotation, read_annotations
 from echo_hub.rollouts.reputation import Reputation
-from echo_p2p.errors import IdentityError
-from echo_p2p.identity import peer_id_of, public_key_of
 
 router = APIRouter(tags=["nodes"])
 
@@ -36,11 +36,11 @@ async def get_nodes(
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> NodePage:
     """A page of the run's nodes."""
-    keys = (
-        await view.reader.read(browse.known_keys) if search or standing or sort in _LIVE else None
-    )
-    if keys is not None:
-        keys = [key for key in keys if _matches(view, key, search.strip(), standing)]
+    words = await view.reader.read(read_annotations)
+    keys, text = None, search.strip().lower()
+    if text or standing or sort in _LIVE:
+        known = await view.reader.read(browse.known_keys)
+        keys = [key for key in known if _matches(view, key, text, standing, words)]
     if keys is not None and sort in _LIVE:
         keys.sort(key=lambda key: _live_value(view, key, sort), reverse=descending)
         total, page = len(keys), keys[offset : offset + limit]
@@ -55,7 +55,11 @@ async def get_nodes(
             limit=limit,
             keys=keys,
         )
-    return NodePage(total=total, offset=offset, nodes=[node_facts(view, line) for line in lines])
+    return NodePage(
+        total=total,
+        offset=offset,
+        nodes=[node_facts(view, line, words.get(line.key)) for line in lines],
+    )
 
 
 @router.get("/nodes/{node}")
@@ -66,10 +70,11 @@ async def get_node(view: TheView, node: Node) -> NodeDetail:
     if not lines:
         raise missing(f"node {node} in this run")
     trained, disputed = await view.reader.read(browse.trained_on, key)
+    words = (await view.reader.read(read_annotations)).get(key, Annotation())
     greeted = view.greeted(node)
     return NodeDetail(
-        **node_facts(view, lines[0]).model_dump(),
-        note="",
+        **node_facts(view, lines[0], words).model_dump(),
+        note=words.note,
         addresses=[] if greeted is None else list(greeted.addresses),
         trained_groups=trained,
         disputed_groups=disputed,
@@ -77,22 +82,14 @@ async def get_node(view: TheView, node: Node) -> NodeDetail:
     )
 
 
-def key_of(node: str) -> bytes:
-    """The key of a peer id; 404 if it is none."""
-    try:
-        return public_key_of(node)
-    except IdentityError as error:
-        raise missing(f"node {node}: {error.message}") from error
-
-
-def node_facts(view: View, line: NodeLine) -> NodeFacts:
+def node_facts(view: View, line: NodeLine, words: Annotation | None) -> NodeFacts:
     """A node of the ledger, with what the hub knows of it now."""
-    node, now = peer_id_of(line.key), view.clock()
+    node, now = peer_id(line.key), view.clock()
     live, greeted = view.front.node_facts(line.key), view.greeted(node)
     reputation = Reputation(view.config.audit, [(line.key, line.record)])
     return NodeFacts(
         node=node,
-        name="",
+        name="" if words is None else words.name,
         standing=_standing(view, line.key),
         version=None if live is None else live.version,
         rate=0.0 if live is None else live.rate,
@@ -102,31 +99,44 @@ def node_facts(view: View, line: NodeLine) -> NodeFacts:
         valid=reputation.valid(line.key, now),
         audit_probability=reputation.audit_probability(line.key, now),
         suspicion=line.record.evidence.suspicion,
-        accusers=0,
+        accusers=line.accusers,
         in_session=node in view.in_session(),
         reachable=None if greeted is None else bool(greeted.addresses),
         software="" if greeted is None else greeted.software,
         engine="" if greeted is None else greeted.engine,
         first_seen=line.first_seen,
         last_seen=line.last_seen,
-        why=line.record.banned or "",
+        why=line.record.banned or view.front.quarantined(line.key) or "",
     )
 
 
 def _standing(view: View, key: bytes) -> Standing:
     if view.front.is_banned(key):
         return "banned"
+    if view.front.quarantined(key) is not None:
+        return "quarantined"
     return "proven" if view.front.has_standing(key) else "newcomer"
 
 
-def _matches(view: View, key: bytes, search: str, standing: Standing | None) -> bool:
+def _matches(
+    view: View,
+    key: bytes,
+    search: str,
+    standing: Standing | None,
+    words: Mapping[bytes, Annotation],
+) -> bool:
     if standing is not None and _standing(view, key) != standing:
         return False
-    return not search or search.lower() in peer_id_of(key).lower()
+    named = words.get(key)
+    return (
+        not search
+        or search in peer_id(key).lower()
+        or (named is not None and search in named.name.lower())
+    )
 
 
 def _live_value(view: View, key: bytes, sort: str) -> tuple[float, str]:
-    node = peer_id_of(key)
+    node = peer_id(key)
     if sort == "node":
         return 0.0, node
     live = view.front.node_facts(key)

@@ -14,6 +14,7 @@ from echo_hub.api.errors import missing
 from echo_hub.api.site import Here
 from echo_hub.ledger import browse
 from echo_hub.ledger.browse import NodeLine
+from echo_hub.ledger.decisions import Annotation, read_annotations
 from echo_hub.ledger.schema import meta
 
 router = APIRouter(tags=["public"])
@@ -29,7 +30,7 @@ async def get_public(site: Here) -> models.PublicProgress:
     if not view.config.dashboard.public:
         raise missing("public page", "Set dashboard.public = true in run.toml.")
     snapshot = view.snapshot()
-    lines, secret = await view.reader.read(_leaders)
+    lines, words, secret = await view.reader.read(_leaders)
     total = max(1, snapshot.rollouts_accepted)
     return models.PublicProgress(
         run=view.config.run.id,
@@ -42,7 +43,9 @@ async def get_public(site: Here) -> models.PublicProgress:
         rollouts_accepted=snapshot.rollouts_accepted,
         leaders=[
             models.PublicNode(
-                name=pseudonym(secret, line.key),
+                name=words[line.key].name
+                if line.key in words and words[line.key].name
+                else pseudonym(secret, line.key),
                 accepted=line.accepted,
                 share=min(1.0, line.accepted / total),
             )
@@ -60,10 +63,12 @@ def pseudonym(secret: bytes, key: bytes) -> str:
     return f"volunteer {digest[:6]}"
 
 
-def _leaders(connection: Connection) -> tuple[list[NodeLine], bytes]:
+def _leaders(
+    connection: Connection,
+) -> tuple[list[NodeLine], dict[bytes, Annotation], bytes]:
     _, lines = browse.node_lines(connection, sort="accepted", limit=LEADERS, banned=False)
     secret = connection.scalar(select(meta.c.value).where(meta.c.key == "secret"))
-    return lines, bytes.fromhex(secret or "")
+    return lines, read_annotations(connection), bytes.fromhex(secret or "")
 
 
 def _bootstrap(path: Path) -> str:

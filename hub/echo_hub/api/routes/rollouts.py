@@ -11,7 +11,6 @@ from sqlalchemy import Connection
 
 from echo_hub.api import models
 from echo_hub.api.errors import missing
-from echo_hub.api.routes.nodes import key_of
 from echo_hub.api.site import TheView
 from echo_hub.api.transcripts import (
     advantages_of,
@@ -20,13 +19,13 @@ from echo_hub.api.transcripts import (
     sampled_lengths,
     told,
 )
-from echo_hub.api.view import View
+from echo_hub.api.view import View, key_of, peer_id
 from echo_hub.ledger import browse
 from echo_hub.ledger.browse import GroupLine, Wanted
+from echo_hub.ledger.decisions import read_audit
 from echo_hub.rollouts.checks import Code
 from echo_hub.tasks.base import Split
 from echo_hub.tokens import Tokenizer
-from echo_p2p.identity import peer_id_of
 
 router = APIRouter(tags=["rollouts"])
 
@@ -77,13 +76,13 @@ async def get_group(
     found = await view.reader.read(partial(_detail, tokenizer, view), group)
     if found is None:
         raise missing(f"group {group}", "It may be of another run, or have never been accepted.")
-    facts, answers = found
+    facts, answers, audit = found
     split: Split = "heldout" if facts.split == "heldout" else "train"
     return models.GroupDetail(
         **facts.model_dump(),
         prompt=await view.prompt_text(split, facts.prompt_index),
         rollouts=answers,
-        audit=None,
+        audit=audit,
         sentence=_sentence(facts.reason),
     )
 
@@ -115,7 +114,7 @@ def _search(
 
 def _detail(
     tokenizer: Tokenizer, view: View, connection: Connection, group: int
-) -> tuple[models.GroupFacts, list[models.Rollout]] | None:
+) -> tuple[models.GroupFacts, list[models.Rollout], models.AuditFacts | None] | None:
     line = browse.group_line(connection, group)
     if line is None:
         return None
@@ -128,7 +127,16 @@ def _detail(
         limit=config.sampling.max_new_tokens,
     )
     answers = told(rollouts, tokenizer, rewards=line.rewards, advantages=advantages)
-    return _facts(view, line, [answer.text for answer in answers]), answers
+    found = read_audit(connection, group)
+    audit = None
+    if found is not None:
+        audit = models.AuditFacts(
+            max_margin=found.max_margin,
+            max_logprob_difference=found.max_logprob_difference,
+            mismatches=found.mismatches,
+            tokens=found.tokens,
+        )
+    return _facts(view, line, [answer.text for answer in answers]), answers, audit
 
 
 def _texts(tokenizer: Tokenizer, line: GroupLine) -> list[str]:
@@ -141,7 +149,7 @@ def _facts(view: View, line: GroupLine, texts: Sequence[str]) -> models.GroupFac
     return models.GroupFacts(
         group=line.group_id,
         trace=line.lease_id.hex(),
-        node=peer_id_of(line.node),
+        node=peer_id(line.node),
         task=_task(view, line.split, line.prompt_index),
         split=line.split,
         prompt_index=line.prompt_index,

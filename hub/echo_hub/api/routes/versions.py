@@ -16,6 +16,7 @@ from echo_hub.api.site import TheView
 from echo_hub.api.view import View
 from echo_hub.ledger import browse
 from echo_hub.ledger.browse import VersionLine
+from echo_hub.ledger.decisions import read_pins
 from echo_hub.ledger.guard import ROLLED_BACK_TO, withdrawn_versions
 from echo_hub.publish.spread import Spread
 from echo_hub.rollouts.evaluation import Evaluated
@@ -64,6 +65,7 @@ class _Known:
     evaluated: Mapping[int, Evaluated]
     sizes: Mapping[int, browse.PublishedSize]
     withdrawn: frozenset[int]
+    pins: frozenset[int]
 
 
 def _read(connection: Connection, before: int | None, limit: int) -> _Known:
@@ -77,6 +79,7 @@ def _read(connection: Connection, before: int | None, limit: int) -> _Known:
         evaluated={one.version: one for one in browse.evaluated(connection, numbers)},
         sizes=browse.published_sizes(connection, numbers),
         withdrawn=withdrawn_versions(connection),
+        pins=read_pins(connection),
     )
 
 
@@ -106,7 +109,7 @@ def _one(
         groups=sum(line.lags.values()),
         rolled_back_to=None if back_to is None else int(back_to),
         withdrawn=line.version in known.withdrawn,
-        pinned=False,
+        pinned=line.version in known.pins,
         kept=line.version in kept,
         spread=None if spread is None else spread_facts(spread),
     )
