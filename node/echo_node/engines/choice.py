@@ -5,29 +5,49 @@ from __future__ import annotations
 import os
 
 from echo_node.engines.base import Engine
-from echo_p2p.errors import ConfigError
+from echo_p2p.errors import ConfigError, EngineError
 
 AUTO = "auto"
-NAMES = (AUTO, "torch")
+NAMES = (AUTO, "torch", "mlx")
+_URLS = ("http://", "https://")
 
 
 def check_name(name: str) -> None:
     """ConfigError unless `make_engine` knows this name."""
-    if name not in NAMES:
-        raise ConfigError(f"there is no engine {name!r}.", fix=f"Choose {' or '.join(NAMES)}.")
+    if name not in NAMES and not name.startswith(_URLS):
+        raise ConfigError(
+            f"there is no engine {name!r}.",
+            fix=f"Choose {', '.join(NAMES)}, or the address of a server: http://host:port.",
+        )
 
 
 def make_engine(name: str, *, max_sequences: int, threads: int) -> Engine:
     """An engine, not loaded yet; EngineError if it cannot be had on this machine.
 
     Args:
-        name: one of `NAMES`.
+        name: one of `NAMES`, or the address of a server.
         threads: CPU threads; 0 leaves the engine's default.
     """
     check_name(name)
     os.environ["HF_HUB_OFFLINE"] = "1"  # whatever a snapshot asks for
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    if name.startswith(_URLS):
+        from echo_node.engines.openai import ServerEngine
+
+        return ServerEngine(name, max_sequences=max_sequences)
+    if name == "mlx":
+        return _mlx(max_sequences=max_sequences)
     return _torch(max_sequences=max_sequences, threads=threads)
+
+
+def _mlx(*, max_sequences: int) -> Engine:
+    try:
+        from echo_node.engines.mlx import MlxEngine
+    except (ImportError, OSError, ValueError) as error:  # mlx-lm raises the limit of open files
+        raise EngineError(
+            f"MLX cannot be used here: {error}.", fix="Install it: pip install 'echo-p2p[mac]'."
+        ) from error
+    return MlxEngine(max_sequences=max_sequences)
 
 
 def _torch(*, max_sequences: int, threads: int) -> Engine:

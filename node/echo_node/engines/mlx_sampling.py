@@ -97,6 +97,17 @@ class Drawer:
         self._how = How(how, self._vocab_size)
         self._ready = self._next = 0
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order."""
+        self._seeds, self._indices = self._seeds[rows], self._indices[rows]
+        self._positions = self._positions[rows]
+        self._how.keep(rows)
+        if self._next < self._ready:
+            chosen = mx.array(rows)
+            self._keys = self._keys[:, chosen]
+            if self._exact:
+                self._noise = self._noise[:, chosen]
+
     def draw(self, logits: mx.array) -> mx.array:
         """The next token of each row from its raw logits [rows, vocab]: uint32 [rows]."""
         if self._next == self._ready:
@@ -152,15 +163,29 @@ class How:
     """How each row of a batch is sampled: temperatures, and what top-k and top-p admit."""
 
     def __init__(self, rows: Sequence[Sampling], vocab_size: int) -> None:
-        self._temperature = mx.array([[row.temperature] for row in rows], dtype=mx.float32)
-        ranks = [row.top_k if 0 < row.top_k < vocab_size else vocab_size for row in rows]
+        self._rows, self._vocab_size = list(rows), vocab_size
+        self._set()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order."""
+        self._rows = [self._rows[i] for i in rows]
+        self._set()
+
+    def _set(self) -> None:
+        size = self._vocab_size
+        self._temperatures: mx.array | None = None
+        if any(row.temperature != 1.0 for row in self._rows):
+            self._temperatures = mx.array([[row.temperature] for row in self._rows])
+        ranks = [row.top_k if 0 < row.top_k < size else size for row in self._rows]
+        self._top_p = [row.top_p for row in self._rows]
+        self._plain = set(ranks) == {size} and min(self._top_p) >= 1.0
         self._ranks = mx.array([[rank] for rank in ranks], dtype=mx.int32)
-        self._top_p = [row.top_p for row in rows]
-        self._plain = set(ranks) == {vocab_size} and min(self._top_p, default=1.0) >= 1.0
 
     def scaled(self, logits: mx.array) -> mx.array:
         """s of admitted tokens, -inf of others, float32."""
-        scaled = logits.astype(mx.float32) / self._temperature
+        scaled = logits.astype(mx.float32)
+        if self._temperatures is not None:
+            scaled = scaled / self._temperatures
         if self._plain:
             return scaled
         return mx.where(scaled < self._lowest_admitted(scaled), -float("inf"), scaled)

@@ -1,4 +1,4 @@
-"""Base snapshots, looked at before any engine opens them."""
+"""Folders of weights, looked at before any engine opens them: base snapshots and versions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from echo_node.engines.adapter_config import ADAPTER_CONFIG
 from echo_p2p.errors import EngineError
+
+WEIGHTS = "model.safetensors"
+"""The file of a version that is a whole model; only it is read."""
 
 
 def check_base(base: Path) -> dict[str, Any]:
@@ -23,3 +27,8 @@ def check_base(base: Path) -> dict[str, Any]:
     if not any(base.glob("*.safetensors")):
         raise EngineError(f"the base model in {base} has no safetensors weights.")
     return config
+
+
+def is_whole_model(folder: Path) -> bool:
+    """Whether a version's folder holds a whole model's weights, and no adapter."""
+    return (folder / WEIGHTS).is_file() and not (folder / ADAPTER_CONFIG).exists()

@@ -14,15 +14,13 @@ from pathlib import Path
 import torch
 
 from echo_node.engines.adapter import Version, Weights, read_adapter, read_tensors, shown
-from echo_node.engines.adapter_config import ADAPTER_CONFIG
+from echo_node.engines.snapshot import WEIGHTS, is_whole_model
 from echo_p2p.errors import EngineError
-
-WEIGHTS = "model.safetensors"
 
 
 def read_version(folder: Path) -> Version:
     """Read and check the folder of a version; EngineError says what is wrong with it."""
-    if (folder / WEIGHTS).is_file() and not (folder / ADAPTER_CONFIG).exists():
+    if is_whole_model(folder):
         return Weights(read_tensors(folder, WEIGHTS))
     return read_adapter(folder)
 
