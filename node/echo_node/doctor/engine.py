@@ -15,7 +15,7 @@ from echo_node.fit import Software
 NAME = "engine"
 IMPORT_S = 240.0
 _CODE = {
-    "torch": "import torch, transformers, peft; print(torch.__version__)",
+    "torch": "import torch, transformers; print(torch.__version__)",
     "vllm": "import vllm; print(vllm.__version__)",
     "mlx": "import mlx.core, mlx_lm; print(mlx.core.__version__)",
 }

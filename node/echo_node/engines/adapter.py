@@ -7,21 +7,17 @@ so activating a version gives the same bits whatever was active before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import Linear as LoraLinear
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from echo_node.engines.adapter_config import ADAPTER_TENSORS, read_config
 from echo_p2p.errors import EngineError
-
-_NAME = "default"
 
 
 @dataclass(frozen=True)
@@ -62,30 +58,26 @@ def read_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
 class Merger:
     """Merges one adapter after another, all of one shape, into a base model.
 
-    The model itself stays plain: PEFT's layers are made once to match the target modules and to
-    compute each delta, and are then taken out of the forward path again.
+    The delta of a layer is what PEFT computes for it, in float32 and to the last bit: B @ A * scale,
+    the scale alpha / r, or alpha / sqrt(r) for rank-stabilised adapters. PEFT itself is not
+    imported: it takes as long as everything else of an engine's start.
     """
 
     def __init__(self, model: torch.nn.Module, shape: Mapping[str, Any]) -> None:
-        config = LoraConfig(**shape, task_type="CAUSAL_LM")
-        try:
-            wrapped = get_peft_model(model, config)
-        except ValueError as error:
-            raise EngineError(f"this adapter does not fit the base model: {error}") from error
-        inner = wrapped.base_model.model
-        self._layers = {n: m for n, m in inner.named_modules() if isinstance(m, LoraLinear)}
+        self._layers = _targets(model, shape["target_modules"])
         self.shape = shape
+        self._rank = int(shape["r"])
+        rank = self._rank**0.5 if shape["use_rslora"] else self._rank
+        self._scale = shape["lora_alpha"] / rank
         self._pristine = {
-            name: layer.get_base_layer().weight.detach().clone()
-            for name, layer in self._layers.items()
+            name: layer.weight.detach().clone() for name, layer in self._layers.items()
         }
-        wrapped.unload()
 
     def check(self, adapter: Version) -> None:
         """EngineError unless `merge` can take this version."""
         if not isinstance(adapter, Adapter) or adapter.shape != self.shape:
             raise EngineError("the adapter is of another shape than this run's earlier ones.")
-        wanted = {key: weight.shape for key, weight in self._weights().items()}
+        wanted = self._shapes()
         found = {key: tensor.shape for key, tensor in adapter.tensors.items()}
         for key in sorted(wanted.keys() | found.keys()):
             if wanted.get(key) != found.get(key):
@@ -97,25 +89,47 @@ class Merger:
     @torch.no_grad()
     def merge(self, adapter: Version) -> None:
         """Set the model's weights to pristine + this adapter's delta; it was checked."""
-        for key, weight in self._weights().items():
-            weight.copy_(adapter.tensors[key])
         for name, layer in self._layers.items():
-            merged = self._pristine[name] + layer.get_delta_weight(_NAME)
-            layer.get_base_layer().weight.copy_(merged)
+            first, second = (
+                adapter.tensors[_key(name, kind)].to(layer.weight.device, torch.float32)
+                for kind in ("lora_A", "lora_B")
+            )
+            layer.weight.copy_(self._pristine[name] + (second @ first) * self._scale)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Set the model's weights back to the pristine ones."""
         for name, layer in self._layers.items():
-            layer.get_base_layer().weight.copy_(self._pristine[name])
+            layer.weight.copy_(self._pristine[name])
 
-    def _weights(self) -> dict[str, torch.Tensor]:
-        """PEFT's LoRA weights by their names in an adapter file."""
-        return {
-            f"base_model.model.{name}.{kind}.weight": getattr(layer, kind)[_NAME].weight
-            for name, layer in self._layers.items()
-            for kind in ("lora_A", "lora_B")
-        }
+    def _shapes(self) -> dict[str, torch.Size]:
+        """Shapes of the adapter's weights by their names in its file."""
+        shapes = {}
+        for name, layer in self._layers.items():
+            shapes[_key(name, "lora_A")] = torch.Size((self._rank, layer.in_features))
+            shapes[_key(name, "lora_B")] = torch.Size((layer.out_features, self._rank))
+        return shapes
+
+
+def _key(layer: str, kind: str) -> str:
+    return f"base_model.model.{layer}.{kind}.weight"
+
+
+def _targets(model: torch.nn.Module, names: Sequence[str]) -> dict[str, torch.nn.Linear]:
+    """The linear layers that are meant: by their whole name, or its end after a dot, as in PEFT."""
+    found: dict[str, torch.nn.Linear] = {}
+    for name, module in model.named_modules():
+        if any(name == wanted or name.endswith(f".{wanted}") for wanted in names):
+            if not isinstance(module, torch.nn.Linear):
+                raise EngineError(
+                    f"this adapter does not fit the base model: {name} is no linear layer."
+                )
+            found[name] = module
+    if not found:
+        raise EngineError(
+            f"this adapter does not fit the base model: it has none of {', '.join(names)}."
+        )
+    return found
 
 
 def shown(shape: torch.Size | None) -> str:
