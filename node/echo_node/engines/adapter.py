@@ -58,8 +58,8 @@ def read_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
 class Merger:
     """Merges one adapter after another, all of one shape, into a base model.
 
-    The delta of a layer is what PEFT computes for it, in float32 and to the last bit: B @ A * scale,
-    the scale alpha / r, or alpha / sqrt(r) for rank-stabilised adapters. PEFT itself is not
+    The delta of a layer is what PEFT computes for it, in float32 and to the last bit: B @ A * scale
+    with a scale of alpha / r, or alpha / sqrt(r) for rank-stabilised adapters. PEFT itself is not
     imported: it takes as long as everything else of an engine's start.
     """
 
