@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from echo_hub.rollouts.checks import Code
 
@@ -83,6 +84,7 @@ class Tally:
     def __init__(self, verdicts: Iterable[tuple[bytes, str, int, int]] = ()) -> None:
         self._nodes: dict[bytes, _Node] = {}
         self._lately: OrderedDict[bytes, float] = OrderedDict()
+        self._changed: dict[bytes, None] = {}
         self.rollouts: Counter[str] = Counter()
         for node, code, _, rollouts in verdicts:
             self._count(node, code, rollouts)
@@ -92,6 +94,7 @@ class Tally:
         facts = self._nodes.setdefault(node, _Node())
         facts.version = version
         self._saw(facts, now)
+        self._changed[node] = None
         self._lately[node] = now
         self._lately.move_to_end(node)
 
@@ -144,12 +147,20 @@ class Tally:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def take_changed(self, most: int) -> list[bytes]:
+        """Some of the nodes that did something since they were last taken, the longest first."""
+        taken = list(islice(self._changed, most))
+        for node in taken:
+            del self._changed[node]
+        return taken
+
     def keys(self) -> list[bytes]:
         """All nodes that have been seen."""
         return list(self._nodes)
 
     def _count(self, node: bytes, code: str, rollouts: int) -> _Node:
         facts = self._nodes.setdefault(node, _Node())
+        self._changed[node] = None
         facts.rollouts[code] += rollouts
         self.rollouts[code] += rollouts
         return facts

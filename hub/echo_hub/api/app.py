@@ -17,9 +17,11 @@ from echo_hub.api.guards import Guards
 from echo_hub.api.models import Health
 from echo_hub.api.routes import (
     actions,
+    docs,
     events,
     exports,
     learner,
+    metrics,
     nodes,
     overview,
     planner,
@@ -71,6 +73,8 @@ def make_app(site: Site) -> Guards:
         v1.include_router(module.router)
     v1.include_router(_health)
     app.include_router(v1)
+    app.include_router(metrics.router)
+    app.include_router(docs.router)
     _serve_page(app)
     dashboard = site.view.config.dashboard
     return Guards(
@@ -111,7 +115,7 @@ def _serve_page(app: FastAPI) -> None:
     app.mount("/static", GZipMiddleware(_Assets(directory=ASSETS)), name="static")
 
     async def page(path: str = "") -> Response:
-        if path.startswith(("api/", "static/")) or path == "metrics":
+        if path.startswith(("api/", "static/")):
             raise HTTPException(404, "there is no such page.")
         return FileResponse(index, headers={"cache-control": "no-cache"})
 

@@ -427,6 +427,18 @@ class EventFacts(Model):
     detail: dict[str, Any]
 
 
+class UpdateFacts(Model):
+    """An update, as it is told when it is made. Times in seconds, lags in versions."""
+
+    version: int
+    reward: float
+    lag_mean: float
+    lag_max: int
+    waited_s: float
+    train_s: float
+    period_s: float
+
+
 class EventPage(Model):
     events: list[EventFacts]
     """Newest first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
@@ -82,7 +81,7 @@ class OverviewMaker:
     async def _make(self) -> models.Overview:
         view = self._view
         reward = await self.reward()
-        disk = await trio.to_thread.run_sync(shutil.disk_usage, view.folder.root)
+        disk_free = await trio.to_thread.run_sync(view.disk_free)
         snapshot, now = view.snapshot(), view.learner()
         rates = _rates(view, now)
         spreads = [one for one in view.spreads() if one.kind == "adapter"]
@@ -102,8 +101,8 @@ class OverviewMaker:
             dissemination=_dissemination(spreads, view.spreads()),
             counts=_counts(view, snapshot),
             tasks=latest(facts.tasks for facts in now.recent),
-            disk_free=disk.free,
-            bottleneck=_limit(view, snapshot, now, rates, spreads, disk.free),
+            disk_free=disk_free,
+            bottleneck=_limit(view, snapshot, now, rates, spreads, disk_free),
             alerts=self._alerts(),
         )
 

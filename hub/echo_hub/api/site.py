@@ -8,6 +8,7 @@ from typing import Annotated
 import trio
 from fastapi import Depends, Request
 
+from echo_hub.api.feed import Feed
 from echo_hub.api.overview import OverviewMaker
 from echo_hub.api.security import Doorman
 from echo_hub.api.view import View
@@ -20,6 +21,7 @@ class Site:
     view: View
     overview: OverviewMaker
     doorman: Doorman
+    feed: Feed
     exporting: trio.Lock = field(default_factory=trio.Lock)
 
 

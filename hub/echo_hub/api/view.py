@@ -7,6 +7,7 @@ number of nodes.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -45,7 +46,8 @@ Prompts = Callable[[Split, Sequence[int]], Awaitable[list[list[int] | str]]]
 
 _READERS = 2
 SAMPLE_S = 1.0
-_SAMPLES = 300
+SPAN_S = 300.0
+_SAMPLES = round(SPAN_S / SAMPLE_S) + 1
 
 
 @lru_cache(maxsize=20_000)
@@ -152,6 +154,10 @@ class View:
     clock: Callable[[], float] = time.time
     samples: Samples = field(default_factory=Samples)
     _tokenizer: Tokenizer | None = None
+
+    def disk_free(self) -> int:
+        """Bytes that are free where the run's folder is. Asks the disk: for a thread."""
+        return shutil.disk_usage(self.folder.root).free
 
     def snapshot(self) -> FrontSnapshot:
         """Where the front stands, without its nodes."""

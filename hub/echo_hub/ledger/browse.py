@@ -371,3 +371,9 @@ def event_lines(
         query = query.where(events.c.kind.in_(kinds))
     rows = connection.execute(query.order_by(events.c.id.desc()).limit(limit))
     return [EventLine(row.id, row.at, row.kind, row.detail) for row in rows]
+
+
+def events_after(connection: Connection, after: int, limit: int) -> list[EventLine]:
+    """Events above an id, oldest first."""
+    query = select(events).where(events.c.id > after).order_by(events.c.id).limit(limit)
+    return [EventLine(row.id, row.at, row.kind, row.detail) for row in connection.execute(query)]

@@ -579,6 +579,10 @@ class Front:
         found = self._tally.one(key, self._clock())
         return None if found is None else self._with_standing(found)
 
+    def take_changed(self, most: int) -> list[bytes]:
+        """Keys of nodes that did something since they were last taken here."""
+        return self._tally.take_changed(most)
+
     def nodes_seen(self) -> list[bytes]:
         """Keys of the nodes that `snapshot` knows."""
         return self._tally.keys()

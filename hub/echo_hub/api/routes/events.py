@@ -4,14 +4,50 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import StreamingResponse
 
+from echo_hub.api.errors import RESPONSES, ApiError
 from echo_hub.api.models import EventFacts, EventPage
-from echo_hub.api.site import TheView
+from echo_hub.api.site import Here, TheView
 from echo_hub.ledger import browse
 from echo_hub.ledger.browse import EventLine
 
 router = APIRouter(tags=["events"])
+
+MOST_WATCHERS = 128
+
+
+@router.get(
+    "/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        503: RESPONSES[503],
+    },
+)
+async def watch(
+    site: Here,
+    last_event_id: Annotated[
+        int | None, Query(ge=0, le=2**53, description="As the header of that name.")
+    ] = None,
+    last_seen: Annotated[int | None, Header(alias="last-event-id", ge=0, le=2**53)] = None,
+) -> StreamingResponse:
+    """Server-sent events: `overview`, `alerts`, `update`, `version`, `evaluation`, `nodes` and
+    `event`, each with its model as data; `ping` when it is quiet, and `reset` if some were missed.
+
+    The header Last-Event-ID, or the query, goes on behind that event. A browser opens six
+    connections to a host at most: many tabs should share one stream. A client that does not read
+    is let go.
+    """
+    if site.feed.watchers >= MOST_WATCHERS:
+        raise ApiError(503, "busy", f"{MOST_WATCHERS} streams are open already.")
+    after = last_event_id if last_seen is None else last_seen
+    return StreamingResponse(
+        site.feed.watch(after),
+        media_type="text/event-stream",
+        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+    )
 
 
 @router.get("/events/history")
@@ -45,6 +81,12 @@ def sentence_of(kind: str, detail: dict[str, object]) -> str:
             return f"{get('node')} was banned: {get('why')}"
         case "node_unbanned":
             return f"{get('node')} may come back."
+        case "node_quarantined":
+            return f"{get('node')} is in quarantine: {get('why')}"
+        case "node_released":
+            return f"{get('node')} is not in quarantine any more."
+        case "submission_rejected":
+            return f"an answer of {get('node')} was refused: {get('why')}"
         case "group_dropped":
             return f"group {get('group')} was dropped: {get('why')}"
         case "published":

@@ -23,12 +23,14 @@ from echo_hub.rollouts.evaluation import Evaluated
 
 router = APIRouter(tags=["versions"])
 
+MOST = 500
+
 
 @router.get("/versions")
 async def get_versions(
     view: TheView,
     before: Annotated[int | None, Query(ge=0, le=2**53)] = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    limit: Annotated[int, Query(ge=1, le=MOST)] = 50,
 ) -> models.VersionPage:
     """Versions, newest first; `before` a version for the next page."""
     known = await view.reader.read(_read, before, limit)
@@ -55,6 +57,13 @@ async def get_version(
         if found is None
         else {name: held_out(found, name) for name in found.tasks},
     )
+
+
+async def version_facts(view: View, first: int, last: int) -> list[models.VersionFacts]:
+    """The versions from `first` to `last`, the oldest first."""
+    known = await view.reader.read(_read, last + 1, min(MOST, last - first + 1))
+    lines = [line for line in reversed(known.lines) if line.version >= first]
+    return _facts(view, known, lines)
 
 
 @dataclass(frozen=True)
