@@ -605,6 +605,11 @@ def unpack_tokens(data: bytes) -> list[int]:
     return tokens
 
 
+def sampled_tokens(rollout: Rollout) -> int:
+    """How many of a rollout's tokens the policy sampled: all but those that were observed."""
+    return len(rollout.tokens) // 4 - sum(end - start for start, end in rollout.observed)
+
+
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
     """Log-probabilities as little-endian float32."""
     return np.asarray(logprobs, dtype="<f4").tobytes()

@@ -15,6 +15,7 @@ import trio
 
 from echo_hub.publish.dissemination import Dissemination
 from echo_hub.publish.publisher import Publisher
+from echo_hub.rollouts.credit import Credits
 from echo_hub.rollouts.doors import Allowances, KeysPerAddress
 from echo_hub.rollouts.front import Front
 from echo_p2p import PROTOCOL
@@ -26,10 +27,12 @@ from echo_p2p.wire import (
     WATCH_PROTOCOL,
     Announcement,
     BadChunkReport,
+    CreditRequest,
     Done,
     Heartbeat,
     Hello,
     HubRequest,
+    Introduce,
     Latest,
     LatestRequest,
     LeaseRequest,
@@ -77,6 +80,7 @@ class Endpoints:
         base_envelope: bytes,
         front: Front,
         publisher: Publisher,
+        credit: Credits,
         hears: Dissemination,
         clock: Callable[[], float],
         keys_per_address: int,
@@ -88,6 +92,7 @@ class Endpoints:
         self._base_envelope = base_envelope
         self._front = front
         self._publisher = publisher
+        self._credit = credit
         self._hears = hears
         self._clock = clock
         self._greeted: OrderedDict[str, Greeted] = OrderedDict()
@@ -138,6 +143,12 @@ class Endpoints:
                 return await self._front.request_leases(remote.public_key, request)
             case LeaseReturn():
                 return await self._front.return_leases(remote.public_key, request)
+            case Introduce():
+                self._admit(remote)
+                return await self._credit.introduce(remote.public_key, request)
+            case CreditRequest():
+                self._admit(remote)
+                return await self._credit.statement(remote.public_key)
             case TurnRequest():
                 return await self._front.take_turns(remote.public_key, request)
         raise PeerRefusedError("this is no request to a hub.", code="bad_message")

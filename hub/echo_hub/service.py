@@ -30,6 +30,7 @@ from echo_hub.paths import RunFolder
 from echo_hub.publish.beacon import keep_record
 from echo_hub.publish.dissemination import Dissemination
 from echo_hub.publish.publisher import Publisher, describe_base, same_base
+from echo_hub.rollouts.credit import Credits
 from echo_hub.rollouts.front import Front
 from echo_hub.run_facts import resolve_base, run_description
 from echo_hub.scoring.pool import Scorers, open_scorers
@@ -176,6 +177,7 @@ async def open_hub(
             base_envelope=base_artifact.envelope,
             front=front,
             publisher=publisher,
+            credit=Credits(run_id=config.run.id, identity=identity, ledger=ledger, clock=clock),
             hears=dissemination,
             clock=clock,
             keys_per_address=config.network.keys_per_address,

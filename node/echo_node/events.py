@@ -105,6 +105,14 @@ class Verdict(Event, frozen=True):
     message: str
 
 
+class Credited(Event, frozen=True):
+    """What the hub's ledger says this node has given to the run so far; its `name`, if any."""
+
+    tokens: int
+    rollouts: int
+    name: str
+
+
 class Note(Event, frozen=True):
     """Anything else worth a line."""
 

@@ -23,10 +23,14 @@ from echo_p2p.wire import (
     MAX_CONTROL_BYTES,
     WATCH_PROTOCOL,
     Announcement,
+    Credit,
+    CreditReply,
+    CreditRequest,
     Done,
     HandedTurn,
     Heartbeat,
     Hello,
+    Introduce,
     Latest,
     Lease,
     LeaseGrant,
@@ -187,6 +191,18 @@ class Hub:
         if len(reply.replies) != len(turns):
             raise WireError(f"the hub answered {len(reply.replies)} of {len(turns)} turns.")
         return [None if one is None else unpack_tokens(one) for one in reply.replies]
+
+    async def introduce(self, voucher: bytes) -> None:
+        """Hand in the voucher of the person whose machine this is."""
+        await self._ask(Introduce(run_id=self._run_id, voucher=voucher), Done)
+
+    async def credit(self) -> tuple[bytes, Credit]:
+        """What we gave so far: the hub's statement, its envelope and what it says."""
+        reply = await self._ask(CreditRequest(run_id=self._run_id), CreditReply)
+        credit = open_envelope(reply.credit, Credit, key=self._key).message
+        if credit.run_id != self._run_id:
+            raise WireError(f"the hub states credit for run {credit.run_id!r}.")
+        return reply.credit, credit
 
     async def obtained(self, obtained: Obtained) -> None:
         """Say that an artifact is complete here."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from echo_node.credit import CreditKeeper
 from echo_node.deltas import Deltas
 from echo_node.downloads import Downloads
 from echo_node.engines.remote import RemoteEngine, open_engine
@@ -25,6 +26,7 @@ from echo_node.meter import Meter
 from echo_node.notice import Notice
 from echo_node.outbox import Outbox
 from echo_node.paths import NodeFolder
+from echo_node.people import vouched_for
 from echo_node.policies import Policies
 from echo_node.session import Parts, Sessions, step
 from echo_node.worker import Work
@@ -84,7 +86,7 @@ async def join(
             engine=options.engine,
         ) as engine,
     ):
-        node = Node(entry, identity, store, peer, engine, report)
+        node = Node(options.folder, entry, identity, store, peer, engine, report)
         await node.run(until_eof=options.until_eof)
         return node.finish()
 
@@ -103,6 +105,7 @@ class Node:
 
     def __init__(
         self,
+        folder: NodeFolder,
         entry: RunEntry,
         identity: Identity,
         store: Store,
@@ -113,6 +116,7 @@ class Node:
         notice = Notice()
         exchange = Exchange(peer, store)
         downloads = Downloads(store, exchange, notice, report)
+        outbox = Outbox(identity, notice)
         self._parts = Parts(
             entry=entry,
             node=identity.public_key,
@@ -122,7 +126,15 @@ class Node:
             downloads=downloads,
             engine=engine,
             policies=Policies(store, exchange, Deltas(store, exchange, downloads, report), notice),
-            outbox=Outbox(identity, notice),
+            outbox=outbox,
+            credit=CreditKeeper(
+                folder,
+                node=identity.public_key,
+                vouched=vouched_for(folder, identity.peer_id),
+                outbox=outbox,
+                notice=notice,
+                report=report,
+            ),
             notice=notice,
             report=report,
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from echo_node.credit import CreditKeeper
 from echo_node.directory import DIRECTORY_S, ask_directory
 from echo_node.downloads import Downloads, fetch_deadline_s, size_of
 from echo_node.engines.remote import RemoteEngine
@@ -92,6 +93,7 @@ class Parts:
     engine: RemoteEngine
     policies: Policies
     outbox: Outbox
+    credit: CreditKeeper
     notice: Notice
     report: Callable[[Event], None]
 
@@ -305,6 +307,7 @@ class Sessions:
                 nursery.start_soon(self._parts.outbox.deliver, hub)
                 nursery.start_soon(self._hub_turns.deliver, hub)
                 nursery.start_soon(self._parts.downloads.tell_all, hub)
+                nursery.start_soon(self._parts.credit.follow, hub)
         finally:
             self.held = False
 

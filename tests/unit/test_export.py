@@ -71,7 +71,9 @@ async def _fill_ledger(folder: RunFolder, config: RunConfig) -> None:
                 expires_at=2.0,
             )  # fmt: skip
             await ledger.add_leases([lease])
-            group = await ledger.add_group(lease, version=version - 1, rollouts=8, envelope=b"e")
+            group = await ledger.add_group(
+                lease, version=version - 1, rollouts=8, tokens=40, envelope=b"e"
+            )
             await ledger.set_scored(group, [1.0] * 8)
             await ledger.commit_update(version, [group], {"reward_mean": 0.25 * version})
         await ledger.record_evaluation(Evaluated(2, estimate([1.0] * 10 + [0.0] * 6), {}))

@@ -62,7 +62,9 @@ def recover(path: Path) -> Recovered:
 async def add(ledger: Ledger, number: int, *, split: str = "train", version: int = 0) -> int:
     one = lease(number, split=split)
     await ledger.add_leases([one])
-    return await ledger.add_group(one, version=version, rollouts=2, envelope=b"e%d" % number)
+    return await ledger.add_group(
+        one, version=version, rollouts=2, tokens=6, envelope=b"e%d" % number
+    )
 
 
 def test_a_new_ledger_has_no_version_and_keeps_its_secret(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_a_lease_is_answered_once_and_a_bad_write_fails_alone(tmp_path: Path) ->
         async def answer(number: int) -> None:
             try:
                 one = lease(number)
-                await ledger.add_group(one, version=0, rollouts=2, envelope=b"x")
+                await ledger.add_group(one, version=0, rollouts=2, tokens=6, envelope=b"x")
             except LedgerError:
                 failed.append(number)
 
@@ -320,7 +322,7 @@ from echo_hub.ledger.ledger import Ledger
 async def answer(ledger, number):
     one = lease(number)
     await ledger.add_leases([one])
-    group = await ledger.add_group(one, version=0, rollouts=2, envelope=b"x" * 4000)
+    group = await ledger.add_group(one, version=0, rollouts=2, tokens=6, envelope=b"x" * 4000)
     await ledger.set_scored(group, [0.0, 1.0])
     sys.stdout.write(f"group {number}\\n"); sys.stdout.flush()
     return group

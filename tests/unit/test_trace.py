@@ -62,7 +62,9 @@ async def fill(folder: RunFolder) -> None:
         async def add(trace: str, index: int) -> int:
             one = lease(trace, index)
             await ledger.add_leases([one])
-            return await ledger.add_group(one, version=3, rollouts=2, envelope=answer(trace))
+            return await ledger.add_group(
+                one, version=3, rollouts=2, tokens=6, envelope=answer(trace)
+            )
 
         await ledger.begin()
         consumed = await add(CONSUMED, 4)

@@ -28,6 +28,14 @@ from sqlalchemy import Connection, Engine, func, select
 from echo_hub.ledger import guard as guard_rows
 from echo_hub.ledger import rows
 from echo_hub.ledger import swarm as swarm_rows
+from echo_hub.ledger.credit import (
+    Given,
+    Vouched,
+    first_seen,
+    given_by,
+    put_vouchers,
+    voucher_of,
+)
 from echo_hub.ledger.decisions import Decisions
 from echo_hub.ledger.guard import Pause
 from echo_hub.ledger.history import History, history_of
@@ -149,12 +157,15 @@ class Ledger:
     # --- groups -------------------------------------------------------------------------------
 
     async def add_group(
-        self, lease: OpenLease, *, version: int, rollouts: int, envelope: bytes
+        self, lease: OpenLease, *, version: int, rollouts: int, tokens: int, envelope: bytes
     ) -> int:
-        """A group passed the cheap checks: keep it, and close its lease. Returns its id."""
+        """A group passed the cheap checks: keep it, and close its lease. Returns its id.
+
+        `tokens` are those that the policy sampled, over all its rollouts.
+        """
         self._last_group += 1
         group_id = self._last_group
-        row = rows.NewGroup(group_id, lease, version, rollouts, envelope, self._clock())
+        row = rows.NewGroup(group_id, lease, version, rollouts, tokens, envelope, self._clock())
         await self._writer.write(rows.add_groups, row)
         return group_id
 
@@ -186,6 +197,34 @@ class Ledger:
     async def count_rejected(self, node: bytes, code: str, rollouts: int) -> None:
         """A submission was rejected at the door."""
         await self._writer.write(rows.count_verdicts, (node, str(code), 1, rollouts))
+
+    # --- credit -------------------------------------------------------------------------------
+
+    async def put_voucher(self, vouched: Vouched) -> None:
+        """A person vouched for a machine."""
+        await self._writer.write(put_vouchers, vouched)
+
+    async def voucher_of(self, machine: bytes) -> Vouched | None:
+        """The newest voucher for a machine."""
+
+        def look() -> Vouched | None:
+            with self._engine.connect() as connection:
+                return voucher_of(connection, machine)
+
+        return await trio.to_thread.run_sync(look, limiter=self._readers)
+
+    async def credit_of(self, node: bytes) -> tuple[Given, Vouched | None, float | None]:
+        """What a node has given, who vouched for it, and since when it works."""
+
+        def look() -> tuple[Given, Vouched | None, float | None]:
+            with self._engine.connect() as connection:
+                return (
+                    given_by(connection, node),
+                    voucher_of(connection, node),
+                    first_seen(connection, node),
+                )
+
+        return await trio.to_thread.run_sync(look, limiter=self._readers)
 
     # --- standing -----------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class NewGroup:
     lease: OpenLease
     version: int
     rollouts: int
+    tokens: int
     envelope: bytes
     at: float
 
@@ -171,6 +172,7 @@ def add_groups(connection: Connection, rows: list[NewGroup]) -> None:
                 "split": row.lease.split,
                 "version": row.version,
                 "rollouts": row.rollouts,
+                "tokens": row.tokens,
                 "envelope": row.envelope,
                 "received_at": row.at,
                 "state": "received",

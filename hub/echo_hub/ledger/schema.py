@@ -113,6 +113,7 @@ groups = Table(
     Column("split", String, nullable=False),
     Column("version", Integer, nullable=False),
     Column("rollouts", Integer, nullable=False),
+    Column("tokens", Integer, nullable=False, server_default="0"),
     Column("envelope", LargeBinary, nullable=False),
     Column("received_at", Float, nullable=False),
     Column("state", String, nullable=False),
@@ -166,6 +167,16 @@ standings = Table(
     Column("at", Float, nullable=False),
     Column("banned", String),
     Column("evidence", String, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+vouchers = Table(
+    "vouchers",
+    metadata,
+    Column("machine", LargeBinary, primary_key=True),
+    Column("person", LargeBinary, nullable=False),
+    Column("name", String, nullable=False),
+    Column("at", Float, nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -314,6 +325,7 @@ def upgrade_schema(connection: Connection) -> None:
         index.create(connection, checkfirst=True)
     for column in ("request VARCHAR", "outcome JSON"):
         connection.exec_driver_sql(f"ALTER TABLE requests ADD COLUMN {column}")
+    connection.exec_driver_sql("ALTER TABLE groups ADD COLUMN tokens INTEGER DEFAULT 0 NOT NULL")
     connection.execute(meta.update().where(meta.c.key == "schema").values(value=str(SCHEMA)))
 
 

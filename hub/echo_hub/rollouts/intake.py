@@ -31,7 +31,7 @@ from echo_hub.tally import Tally
 from echo_p2p.envelope import seal
 from echo_p2p.errors import LedgerError
 from echo_p2p.identity import Identity, peer_id_of
-from echo_p2p.wire import Receipt, Submission, Submit, SubmitReply
+from echo_p2p.wire import Receipt, Submission, Submit, SubmitReply, sampled_tokens
 
 _NO_LEASE = bytes(16)
 
@@ -110,7 +110,11 @@ class Intake:
         self.writing += lease.split == "train"
         try:
             group_id = await self._ledger.add_group(
-                lease, version=submission.version, rollouts=rollouts, envelope=envelope
+                lease,
+                version=submission.version,
+                rollouts=rollouts,
+                tokens=sum(map(sampled_tokens, submission.rollouts)),
+                envelope=envelope,
             )
         except LedgerError:
             self._granter.book.reopen(lease)  # nothing was promised: it may be handed in again
