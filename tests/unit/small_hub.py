@@ -28,12 +28,16 @@ from echo_p2p.wire import (
     CONTROL_PROTOCOL,
     WATCH_PROTOCOL,
     Announcement,
+    Credit,
+    CreditReply,
+    CreditRequest,
     DeltaOf,
     Done,
     HandedTurn,
     Heartbeat,
     Hello,
     HubRequest,
+    Introduce,
     Latest,
     LatestRequest,
     Lease,
@@ -50,6 +54,7 @@ from echo_p2p.wire import (
     SubmitReply,
     TurnReply,
     TurnRequest,
+    Voucher,
     Watch,
     decode,
     encode,
@@ -88,6 +93,8 @@ class SmallHub:
         self.returned: list[bytes] = []
         self.hellos: list[Hello] = []
         self.obtained: list[Obtained] = []
+        self.vouchers: dict[bytes, tuple[bytes, str]] = {}
+        """By machine: the person's key, and their name."""
         self.hears_of_downloads = True
         self.clock: Callable[[], float] = time.time
         self.changed = Notice()
@@ -162,6 +169,13 @@ class SmallHub:
                 self.obtained.append(request)
                 self.changed.tell()
                 return Done()
+            case Introduce():
+                voucher = open_envelope(request.voucher, Voucher)
+                name = voucher.message.name
+                self.vouchers[voucher.message.machine] = (voucher.key, name)
+                return Done()
+            case CreditRequest():
+                return self._state(remote)
             case TurnRequest():
                 self.turns.append(request)
                 self.changed.tell()
@@ -169,6 +183,22 @@ class SmallHub:
             case Submit():
                 return self._receive(open_envelope(request.envelope, Submission), remote)
         raise PeerRefusedError("no such request", code="bad_message")
+
+    def _state(self, remote: Remote) -> CreditReply:
+        groups = len(self.submissions)
+        credit = Credit(
+            run_id=RUN_ID,
+            node=remote.public_key,
+            person=None,
+            name=self.vouchers.get(remote.public_key, (b"", ""))[1],
+            groups=groups,
+            rollouts=4 * groups,
+            tokens=40 * groups,
+            audited_tokens=0,
+            since=0.0,
+            at=time.time(),
+        )
+        return CreditReply(credit=seal(self.identity, credit))
 
     def _say(self, request: TurnRequest) -> TurnReply:
         if not self.ready_to_reply:

@@ -22,8 +22,10 @@ from small_hub import RUN_ID, SmallHub, ThreadEngine
 from echo_node import hub as hub_module
 from echo_node import node as node_module
 from echo_node import session as session_module
+from echo_node.credit import kept_statements
 from echo_node.engines.base import Completion
 from echo_node.events import (
+    Credited,
     Event,
     Fetched,
     Joined,
@@ -36,6 +38,8 @@ from echo_node.events import (
 )
 from echo_node.node import Node
 from echo_node.outbox import MAX_TRIES
+from echo_node.paths import NodeFolder
+from echo_node.people import vouch, write_voucher
 from echo_node.worker import jobs_of
 from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import RunEntry
@@ -67,6 +71,9 @@ from echo_p2p.wire import (
 )
 
 torch.set_num_threads(1)
+
+HOST = Identity.create()
+"""Whose machine a node is."""
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +126,7 @@ async def a_node(hub: SmallHub, addresses: tuple[str, ...], folder: Path) -> Asy
     async with open_peer(identity, ["/ip4/127.0.0.1/tcp/0"]) as peer:
         with Store(folder / "node-store", cap_bytes=None) as store:
             engine = ThreadEngine()
-            node = Node(entry, identity, store, peer, engine, report)  # type: ignore[arg-type]
+            node = Node(NodeFolder(folder), entry, identity, store, peer, engine, report)  # type: ignore[arg-type]
             async with open_nursery() as nursery:
                 nursery.start_soon(node.run)
                 yield Running(node, engine, store, events)
@@ -147,13 +154,23 @@ async def test_from_nothing_to_the_end_of_the_run(
         entry = RunEntry(id=RUN_ID, hub_key=peer.peer_id, addresses=peer.addresses * 3)
         identity = Identity.create()
         events: list[Event] = []
+
+        def report(event: Event) -> None:
+            events.append(event)
+            hub.changed.tell()
+
+        def stated() -> bool:
+            return any(isinstance(event, Credited) and event.name == "Ada" for event in events)
+
         with Store(tmp_path / "node-store", cap_bytes=None) as store:
             async with open_peer(identity, ["/ip4/127.0.0.1/tcp/0"]) as node_peer:
                 engine = ThreadEngine()
-                node = Node(entry, identity, store, node_peer, engine, events.append)  # type: ignore[arg-type]
+                home = NodeFolder(tmp_path)
+                write_voucher(home, vouch(HOST, identity.public_key, "Ada", now=1.0))
+                node = Node(home, entry, identity, store, node_peer, engine, report)  # type: ignore[arg-type]
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(node.run)
-                    await hub.changed.until(lambda: hub.answered() == 7)
+                    await hub.changed.until(lambda: hub.answered() == 7 and stated())
                     hub.complete = True
                     hub.changed.tell()
                 assert node.finish() == 0
@@ -161,6 +178,9 @@ async def test_from_nothing_to_the_end_of_the_run(
     assert hub.hellos[0].addresses == node_peer.addresses
     for lease_id in hub.granted:
         check_group(hub, lease_id, base, adapters)
+    assert hub.vouchers == {identity.public_key: (HOST.public_key, "Ada")}
+    kept = [statement for _, statement in kept_statements(home)]
+    assert [(one.hub, one.credit.node) for one in kept] == [(peer.peer_id, identity.public_key)]
     summary = events[-1]
     assert isinstance(summary, Summary)
     assert (summary.reason, summary.groups, summary.accepted) == ("complete", 7, 7)
