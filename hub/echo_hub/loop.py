@@ -228,6 +228,9 @@ class LearnerLoop:
             [group.group_id for group in (*groups, *blank)],
             trained.metrics | metrics | tasks,
         )
+        for group in groups:
+            trace = {"trace": group.lease_id.hex(), "version": trained.version}
+            log.debug("trained on", extra=trace)
         self.version = trained.version
         due = self.version % self._config.kappa == 0 or self._complete()
         if due:

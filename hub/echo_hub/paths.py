@@ -48,6 +48,11 @@ class RunFolder:
         return self.root / "audit.json"
 
     @property
+    def trackers(self) -> Path:
+        """A folder for each experiment tracker."""
+        return self.root / "trackers"
+
+    @property
     def store(self) -> Path:
         return self.root / "store"
 

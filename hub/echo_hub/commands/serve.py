@@ -6,15 +6,14 @@ once with 130 (nothing acknowledged is lost either way).
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import trio
 
+from echo_hub import logs
 from echo_hub.commands.live import show_progress
 from echo_hub.config import RunConfig, load_config
 from echo_hub.paths import RunFolder
@@ -25,16 +24,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def serve_run(config_path: Path, *, json_lines: bool) -> None:
     """Serve the run of this `run.toml`; its folder holds the rest."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
     config = load_config(config_path)
+    logs.configure(config.logs)
     trio.run(_serve, config, RunFolder(config_path.absolute().parent), json_lines)
 
 
 async def _serve(config: RunConfig, folder: RunFolder, json_lines: bool) -> None:
     from echo_hub.api.open import serve_api
     from echo_hub.service import open_hub
+    from echo_hub.trackers.follow import tracking
 
     stop = trio.Event()
     async with open_nursery() as nursery:
@@ -42,6 +40,7 @@ async def _serve(config: RunConfig, folder: RunFolder, json_lines: bool) -> None
         async with (
             open_hub(config, folder) as hub,
             serve_api(hub, folder) as url,
+            tracking(hub, folder),
             show_progress(hub, json_lines=json_lines, dashboard=url),
         ):
             await hub.run(stop)

@@ -10,6 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from echo_hub.config.dashboard import AlertsSection, DashboardSection
 from echo_hub.config.guard import GuardSection
 from echo_hub.config.learner import LearnerSection
+from echo_hub.config.logs import LogsSection, TrackersSection
 from echo_hub.config.network import NetworkSection
 from echo_hub.config.tasks import (
     CurriculumSection,
@@ -114,6 +115,8 @@ class RunConfig(Strict):
     network: NetworkSection = NetworkSection()
     dashboard: DashboardSection = DashboardSection()
     alerts: AlertsSection = AlertsSection()
+    logs: LogsSection = LogsSection()
+    trackers: TrackersSection = TrackersSection()
 
     @model_validator(mode="after")
     def _kappa_within_staleness(self) -> RunConfig:

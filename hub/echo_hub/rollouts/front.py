@@ -14,6 +14,7 @@ All state changes between two awaits, so there is no lock.
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import time
@@ -66,6 +67,8 @@ _UNASKED_PATIENCE_S = 30.0  # if no lease of it is out
 _TICK_S = 1.0
 _MOST_FAILED_REPLIES = 3  # to one prompt
 
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Front", "FrontSnapshot"]
 
@@ -318,6 +321,7 @@ class Front:
         if group.rewards is None:
             self._unscored.scored()
             audited = assessed.evidence is not None
+            log.debug("scored", extra={"trace": lease.lease_id.hex(), "audited": audited})
             await self._ledger.set_scored(group.group_id, rewards, audited=audited)
             if lease.node in self._keeper.reputation.bans:  # in the meantime
                 await self._drop(group, Rejection(Code.BANNED))
@@ -369,6 +373,8 @@ class Front:
 
     async def _drop(self, group: Group, rejection: Rejection) -> None:
         lease = group.lease
+        trace = {"trace": lease.lease_id.hex(), "group": group.group_id}
+        log.info("left out: %s", rejection.sentence, extra=trace)
         again = self._is_asked_again(group, rejection.code)
         if rejection.code is Code.SCORE_FAILED:
             self._unscored.failed(rejection.detail)

@@ -8,6 +8,7 @@ before that, it is as if the lease had never been.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +24,10 @@ from echo_hub.scoring.pool import Scorers
 from echo_hub.scoring.process import MadePrompt
 from echo_p2p.envelope import seal
 from echo_p2p.errors import ConfigError
-from echo_p2p.identity import Identity
+from echo_p2p.identity import Identity, peer_id_of
 from echo_p2p.wire import Lease, LeaseGrant, LeaseRequest, Sampling, pack_tokens
+
+log = logging.getLogger(__name__)
 
 _REQUESTS_A_NODE_MAY_HOLD = 2  # the batch it works on, and the next one
 _MOST_BAD_PROMPTS = 100
@@ -220,6 +223,8 @@ class Granter:
         if prompts:
             for lease, _ in prompts:
                 del self._bad_prompts[self._mixture.task_of(lease.split, lease.index)]
+                trace = {"trace": lease.lease_id.hex(), "node": peer_id_of(lease.node)}
+                log.debug("leased", extra=trace)
             await self._ledger.add_leases([lease for lease, _ in prompts])
         return [self._sign(lease, prompt) for lease, prompt in prompts]
 

@@ -8,6 +8,7 @@ again, and the prompt goes to another lease at once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -32,6 +33,8 @@ from echo_p2p.envelope import seal
 from echo_p2p.errors import LedgerError
 from echo_p2p.identity import Identity, peer_id_of
 from echo_p2p.wire import Receipt, Submission, Submit, SubmitReply, sampled_tokens
+
+log = logging.getLogger(__name__)
 
 _NO_LEASE = bytes(16)
 
@@ -86,6 +89,8 @@ class Intake:
                 await self._accept(lease, submission, request.envelope)
                 return self._receipt(lease_id, Code.ACCEPTED, Code.ACCEPTED.sentence)
             await self._granter.release([lease_id], node)
+            trace = {"trace": lease_id.hex(), "code": str(rejection.code)}
+            log.info("refused at the door: %s", rejection.sentence, extra=trace)
             await self._ledger.record_event(
                 SPOILT,
                 lease=lease_id.hex(),
@@ -122,6 +127,7 @@ class Intake:
         finally:
             del self._writing[lease.lease_id]
             self.writing -= lease.split == "train"
+        log.debug("handed in", extra={"trace": lease.lease_id.hex(), "group": group_id})
         self._keeper.received(lease.node, Code.ACCEPTED)
         self._granter.answered(lease, self._clock())
         self._tally.accept(lease.node, rollouts, self._clock())

@@ -143,10 +143,12 @@ class HubThread:
     async def _main(self) -> None:
         from echo_hub.api.open import serve_api
         from echo_hub.service import open_hub
+        from echo_hub.trackers.follow import tracking
 
         async with (
             open_hub(self._config, self._folder) as hub,
             serve_api(hub, self._folder) as url,
+            tracking(hub, self._folder),
             open_nursery() as nursery,
         ):
             for number in range(self._nodes):
