@@ -21,7 +21,7 @@ from engine_models import (
 from safetensors.torch import load_file, save_file
 
 from echo_node.engines.base import Job
-from echo_node.engines.draw import Sampler
+from echo_node.engines.draw import Sampler, Stream, Way
 from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
 from echo_p2p.errors import EngineError
@@ -264,20 +264,26 @@ def test_a_prompt_outside_the_vocabulary_is_refused(engine: Driver, prompt: list
 def test_the_sampler_draws_what_the_definition_says(
     vocab_size: int, top_k: int, top_p: float
 ) -> None:
-    rows = [(seed, index) for seed in (1, 2**63 - 1) for index in range(5)]
-    sampler = Sampler(
-        [seed for seed, _ in rows],
-        [index for _, index in rows],
-        sampling=Sampling(temperature=0.9, max_new_tokens=1, stop=(), top_k=top_k, top_p=top_p),
-        vocab_size=vocab_size,
-        device="cpu",
-    )
     generator = torch.Generator().manual_seed(0)
-    for position in range(150):
-        if position in (3, 70, 71):
-            kept = torch.randperm(len(rows), generator=generator)[: len(rows) - 2]
-            rows = [rows[i] for i in kept.tolist()]
-            sampler.keep(kept)
+    chance = random.Random(0)
+    way, other = Way(0.9, top_k, top_p), Way(1.3, 0, 1.0)
+    rows = [(Stream(seed, index, 0), way) for seed in (1, 2**63 - 1) for index in range(5)]
+    sampler = Sampler(vocab_size=vocab_size, device="cpu")
+    sampler.replace(range(len(rows)), [stream for stream, _ in rows], [way for _, way in rows])
+    for step in range(150):
+        if step in (3, 70, 71):  # some leave
+            kept = chance.sample(range(len(rows)), len(rows) - 2)
+            rows = [rows[i] for i in kept]
+            sampler.select(kept)
+        if step in (5, 30, 72):  # others take a row, and one comes at the end
+            places = [1, len(rows)]
+            streams = [Stream(chance.getrandbits(63), 2, step), Stream(7, 1, 10 * step)]
+            rows[1:2] = [(streams[0], other)]
+            rows.append((streams[1], way))
+            sampler.replace(places, streams, [other, way])
         logits = torch.randn(len(rows), vocab_size, generator=generator)
-        keys = keys_to_torch(row_keys([(*row, position) for row in rows]))
-        assert torch.equal(sampler.draw(logits, position), sample(logits, keys, 0.9, top_k, top_p))
+        drawn = sampler.draw(logits)
+        for place, (stream, how) in enumerate(rows):
+            keys = keys_to_torch(row_keys([stream]))
+            assert drawn[place] == sample(logits[place : place + 1], keys, *how)
+        rows = [(one._replace(position=one.position + 1), how) for one, how in rows]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-Stream = tuple[int, int]
-"""A rollout's noise stream: seed of the lease, index in the group."""
+Stream = tuple[int, int, int]
+"""Whose: version, seed of the lease, index in the group."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,12 @@ class Prefixes:
         if prefix is not None:
             self._bytes -= prefix.size
 
+    def forget(self, version: int) -> None:
+        """Forget what a version has read."""
+        for stream in [stream for stream in self._kept if stream[0] == version]:
+            self.drop(stream)
+
     def clear(self) -> None:
-        """Forget all: another policy is active."""
+        """Forget all."""
         self._kept.clear()
         self._bytes = 0

@@ -18,6 +18,7 @@ from echo_node.engines.adapter import Adapter, Merger, Version
 from echo_node.engines.base import Dtype, EngineInfo, Finished, Job, next_version
 from echo_node.engines.decode import Decoder
 from echo_node.engines.prefixes import Prefixes
+from echo_node.engines.slots import Slots
 from echo_node.engines.snapshot import check_base
 from echo_node.engines.whole import Replacer, read_version
 from echo_p2p.errors import EngineError
@@ -47,7 +48,7 @@ class TorchEngine:
         self._merger: Merger | Replacer | None = None  # by what the first version was
         self._versions: dict[int, Version] = {}
         self._merged: int | None = None
-        self._jobs: dict[int, tuple[int, Job]] = {}
+        self._slots: dict[int, Slots] = {}
 
     def load(self, base: Path, dtype: Dtype) -> EngineInfo:
         """Load a base snapshot; EngineError says what is wrong with it."""
@@ -66,7 +67,7 @@ class TorchEngine:
         except Exception as error:  # a false config raises whatever it likes
             raise EngineError(f"cannot load the base model in {base}: {error}") from error
         self._model = model.eval().requires_grad_(False).to(self._device)
-        self._decoder = Decoder(self._model, self.prefixes)
+        self._decoder = Decoder(self._model)
         return EngineInfo(
             name="torch",
             device=str(self._device),
@@ -81,11 +82,14 @@ class TorchEngine:
         candidate = read_version(folder)
         merger = self._merger or _merger_for(self._model, candidate)
         merger.check(candidate)
+        assert self._decoder is not None
         self._merger, self._versions[version] = merger, candidate
+        self._slots[version] = Slots(self._decoder, self.prefixes, version)
 
     def remove(self, version: int) -> None:
         """Forget a version."""
-        del self._versions[version]
+        del self._versions[version], self._slots[version]
+        self.prefixes.forget(version)
         if self._merged == version:
             self._merged = None
         if not self._versions and self._merger is not None:
@@ -98,7 +102,6 @@ class TorchEngine:
             assert self._merger is not None
             self._merged = None
             self._merger.merge(self._versions[version])
-            self.prefixes.clear()
             self._merged = version
 
     @torch.inference_mode()
@@ -112,33 +115,28 @@ class TorchEngine:
 
     def submit(self, number: int, version: int, job: Job) -> None:
         """Take a job."""
-        self._jobs[number] = (version, job)
+        self._slots[version].submit(number, job)
 
     def step(self) -> list[Finished]:
-        """Answer one batch of the jobs that draw their tokens in one way."""
-        version = next_version({version for version, _ in self._jobs.values()}, None)
+        """One token more for each answer of the version that is worked on."""
+        version = next_version([number for number, slots in self._slots.items() if slots], None)
         if version is None:
             return []
-        assert self._decoder is not None
-        mine = {number: job for number, (of, job) in self._jobs.items() if of == version}
-        how = _way(next(iter(mine.values())))
-        batch = [number for number, job in mine.items() if _way(job) == how][: self._max_sequences]
         self._use(version)
-        done = self._decoder.sample([mine[number] for number in batch])
-        for number in batch:
-            del self._jobs[number]
-        self.sampled += sum(len(one.tokens) for one in done)
-        return [Finished(number, one) for number, one in zip(batch, done, strict=True)]
+        before = self._slots[version].sampled
+        done = self._slots[version].step(self._max_sequences)
+        self.sampled += self._slots[version].sampled - before
+        return done
 
     @property
     def running(self) -> int:
         """Jobs that are not done."""
-        return len(self._jobs)
+        return sum(map(len, self._slots.values()))
 
     def drop(self, numbers: Collection[int]) -> None:
         """Forget jobs."""
-        for number in numbers:
-            self._jobs.pop(number, None)
+        for slots in self._slots.values():
+            slots.drop(numbers)
 
     def resize(self, max_sequences: int) -> None:
         """Answer at most so many at once."""
@@ -147,14 +145,9 @@ class TorchEngine:
     def close(self) -> None:
         """Release the model and all that was computed."""
         self.prefixes.clear()
-        self._jobs.clear()
+        self._slots.clear()
         self._versions.clear()
         self._model = self._decoder = self._merger = self._merged = None
-
-
-def _way(job: Job) -> tuple[float, int, float]:
-    """How a job's tokens are drawn."""
-    return job.sampling.temperature, job.sampling.top_k, job.sampling.top_p
 
 
 def _merger_for(model: torch.nn.Module, version: Version) -> Merger | Replacer:
