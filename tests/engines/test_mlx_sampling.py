@@ -10,6 +10,7 @@ mx = pytest.importorskip("mlx.core", reason="MLX is not installed")
 from echo_node.engines.mlx_sampling import (  # noqa: E402
     CANDIDATES,
     Drawer,
+    block_size,
     draw_large,
     gumbel_mlx,
     rough_sums,
@@ -29,6 +30,14 @@ def logits_of(rows: int, vocab: int, scale: float, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, scale, (rows, vocab)).astype(np.float32)
 
 
+@pytest.mark.parametrize("vocab", [4097, 5000, 9973, 128_256, 150_000, 151_936])
+def test_blocks_are_of_a_useful_size(vocab: int) -> None:
+    size = block_size(vocab)
+    assert 32 <= size <= 512
+    assert vocab % size == 0 or vocab == 9973  # a prime
+    assert vocab // size >= CANDIDATES
+
+
 def test_the_noise_has_the_same_bits() -> None:
     keys = row_keys([(seed, seed % 7, 3 * seed) for seed in range(50)])
     tokens = mx.arange(20_000, dtype=mx.uint32)[None]
@@ -36,7 +45,7 @@ def test_the_noise_has_the_same_bits() -> None:
     assert np.array_equal(ours.view(np.int32), gumbel_numpy(keys, 20_000).view(np.int32))
 
 
-@pytest.mark.parametrize("vocab", [61, SMALL_VOCABULARY, SMALL_VOCABULARY + 1, 50_000])
+@pytest.mark.parametrize("vocab", [61, SMALL_VOCABULARY, SMALL_VOCABULARY + 1, 9_973, 50_000])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 6.0])
 def test_tokens_are_those_of_the_definition(vocab: int, scale: float) -> None:
     rows = 16

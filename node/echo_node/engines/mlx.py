@@ -78,6 +78,10 @@ class MlxEngine:
             policy.check_like(other)
         self._policies[version] = policy
 
+    def wear(self, version: int) -> None:
+        """Compute as this version from now on; batches do this by themselves."""
+        self._loaded.wear(self._policies[version])
+
     def remove(self, version: int) -> None:
         """Forget a version, of which no job runs."""
         self._policies.pop(version)
@@ -87,7 +91,7 @@ class MlxEngine:
 
     def score(self, version: int, tokens: Sequence[int]) -> list[float]:
         """Raw log-probability of each token but the first, given those before it."""
-        self._loaded.wear(self._policies[version])
+        self.wear(version)
         with _memory_errors():
             read = mx.array([tokens])
             logits = self._loaded.module(read)[0, :-1].astype(mx.float32)
@@ -137,7 +141,7 @@ class MlxEngine:
         if self._prefill is None:
             return
         version, prefill = self._prefill
-        self._loaded.wear(self._policies[version])
+        self.wear(version)
         if prefill.advance():
             self._prefill = None
             batch = self._batches.get(version)
@@ -178,7 +182,7 @@ class MlxEngine:
         finished: list[Finished] = []
         for version in sorted(self._batches):
             batch = self._batches[version]
-            self._loaded.wear(self._policies[version])
+            self.wear(version)
             before = batch.sampled
             finished += batch.step()
             self._sampled += batch.sampled - before
