@@ -204,10 +204,11 @@ def main() -> None:
             found = rates({"ours": ours(*given), "bare": bare(*given)}, asked.rounds, clock)
             middle = {name: statistics.median(values) for name, values in found.items()}
             best = {name: max(values) for name, values in found.items()}
+            over = [one["bare"] / one["ours"] - 1 for one in (middle, best)]
             print(
                 f"{rows:4d} rows: ours {middle['ours']:7.0f}; {best['ours']:7.0f}   bare "
-                f"{middle['bare']:7.0f}; {best['bare']:7.0f}   overhead "
-                f"{middle['bare'] / middle['ours'] - 1:+.1%}; {best['bare'] / best['ours'] - 1:+.1%}"
+                f"{middle['bare']:7.0f}; {best['bare']:7.0f}   overhead {over[0]:+.1%}; "
+                f"{over[1]:+.1%}"
             )
         added, worn = swap_ms(asked.model, adapters, 20)
         print(f"a version: read, checked and tried in {added:.1f} ms, changed in {worn:.2f} ms")
