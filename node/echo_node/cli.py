@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from echo_node.cli_own import add_commands
+from echo_node.cli_support import DataDir, errors_as_exit_codes, set_up_logging
 from echo_p2p import __version__
-from echo_p2p.errors import EchoError, lone_cause
 
 if TYPE_CHECKING:
     from echo_node.node import JoinOptions
@@ -26,16 +22,6 @@ app = typer.Typer(
 
 LISTEN = "/ip4/0.0.0.0/tcp/0"
 THREADS_VARIABLE = "ECHO_NODE_THREADS"
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        envvar="ECHO_NODE_HOME",
-        help="Where the key and what is downloaded are kept.",
-        show_default="the platform's user data folder",
-    ),
-]
 
 Bootstrap = Annotated[
     str | None,
@@ -116,8 +102,8 @@ def join(
 
     The first Ctrl-C hands in what is running, the second quits at once.
     """
-    _set_up_logging(log_level)
-    with _errors_as_exit_codes(explained_with=(bootstrap, data_dir)):
+    set_up_logging(log_level)
+    with errors_as_exit_codes(explained_with=(bootstrap, data_dir)):
         from echo_node.engines.choice import check_name
         from echo_node.node import JoinOptions
         from echo_node.paths import node_folder
@@ -146,16 +132,6 @@ def _run(options: JoinOptions, json_lines: bool) -> int:
 
     with open_console(json_lines=json_lines) as report:
         return trio.run(join, options, report)
-
-
-@app.command()
-def identity(data_dir: DataDir = None) -> None:
-    """Show this node's peer id; its key is made on first use."""
-    with _errors_as_exit_codes():
-        from echo_node.paths import node_folder
-        from echo_p2p.identity import Identity
-
-        typer.echo(Identity.load_or_create(node_folder(data_dir).identity).peer_id)
 
 
 @app.command()
@@ -194,8 +170,8 @@ def doctor(
 
     Ends with 0 if all is well, 20 if something may hinder, 21 if something keeps it from joining.
     """
-    _set_up_logging("error")
-    with _errors_as_exit_codes():
+    set_up_logging("error")
+    with errors_as_exit_codes():
         from echo_node.commands.doctor import doctor
         from echo_node.doctor.situation import Question
         from echo_node.paths import node_folder
@@ -212,43 +188,7 @@ def doctor(
         raise typer.Exit(doctor(question, checks or (), json_wanted=json_wanted))
 
 
-@contextmanager
-def _errors_as_exit_codes(
-    explained_with: tuple[str | None, Path | None] | None = None,
-) -> Iterator[None]:
-    """`explained_with`: name the check of `doctor` too, for this bootstrap file and folder."""
-    try:
-        yield
-    except EchoError as error:
-        _fail(error, explained_with)
-    except BaseExceptionGroup as group:
-        cause = lone_cause(group)
-        if cause is None:
-            raise
-        _fail(cause, explained_with)
-
-
-def _fail(error: EchoError, explained_with: tuple[str | None, Path | None] | None) -> None:
-    typer.echo(f"echo-node: {error}", err=True)
-    if explained_with is not None:
-        from echo_node.doctor.explain import hint
-
-        bootstrap, data_dir = explained_with
-        told = hint(error, bootstrap=bootstrap, data_dir=data_dir)
-        if told:
-            typer.echo(told, err=True)
-    raise typer.Exit(error.exit_code) from None
-
-
-def _set_up_logging(level: str) -> None:
-    if level not in ("debug", "info", "warning", "error"):
-        raise typer.BadParameter("choose debug, info, warning or error", param_hint="--log-level")
-    logging.basicConfig(
-        stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="WARNING"
-    )
-    for name in ("echo_node", "echo_p2p"):
-        logging.getLogger(name).setLevel(level.upper())
-    logging.getLogger("libp2p").setLevel("CRITICAL")  # what of it matters, we report ourselves
+add_commands(app)
 
 
 def main() -> None:

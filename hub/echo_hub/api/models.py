@@ -467,11 +467,19 @@ class Done(Model):
 
 
 class PublicNode(Model):
-    """`name` is the operator's name for it, or a pseudonym that says nothing of its key."""
+    """A person with all their machines, or a machine that nobody vouched for.
+
+    `name` is the person's own, else the operator's, else a pseudonym that says nothing of its key.
+    """
 
     name: str
+    machines: int
+    tokens: int
+    """Sampled, of rollouts that were accepted and are not disputed: what `echo-node credit` says."""
     accepted: int
+    """Those rollouts."""
     share: float
+    """Of all accepted rollouts."""
 
 
 class PublicProgress(Model):

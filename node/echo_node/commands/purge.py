@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echo_node.paths import NodeFolder
-from echo_p2p.errors import FolderError
+from echo_node.service.manager import manager
+from echo_p2p.errors import ConfigError, FolderError
 
 KEYS = frozenset({"identity.pem", "identity.exported", "person.pem", "voucher"})
 
@@ -52,6 +53,16 @@ def look(folder: NodeFolder, *, also: Iterable[Path] = (), keep_keys: bool = Fal
     except OSError as error:
         raise FolderError(f"cannot look into {folder.root}: {error.strerror}.") from error
     return found
+
+
+def stop_service() -> None:
+    """A node that runs as a service is stopped, and its service removed."""
+    try:
+        there = manager()
+    except ConfigError:  # no service manager, so no service
+        return
+    if there.state().installed:
+        there.uninstall()
 
 
 def delete(folder: NodeFolder, found: Sequence[Found]) -> None:

@@ -12,9 +12,8 @@ from sqlalchemy import Connection, select
 from echo_hub.api import models
 from echo_hub.api.errors import missing
 from echo_hub.api.site import Here
-from echo_hub.ledger import browse
-from echo_hub.ledger.browse import NodeLine
-from echo_hub.ledger.decisions import Annotation, read_annotations
+from echo_hub.ledger.credit import Leader, leaders
+from echo_hub.ledger.decisions import read_annotations
 from echo_hub.ledger.schema import meta
 
 router = APIRouter(tags=["public"])
@@ -43,14 +42,13 @@ async def get_public(site: Here) -> models.PublicProgress:
         rollouts_accepted=snapshot.rollouts_accepted,
         leaders=[
             models.PublicNode(
-                name=words[line.key].name
-                if line.key in words and words[line.key].name
-                else pseudonym(secret, line.key),
-                accepted=line.accepted,
-                share=min(1.0, line.accepted / total),
+                name=leader.name or named.get(leader.key) or pseudonym(secret, leader.key),
+                machines=leader.machines,
+                tokens=leader.given.tokens,
+                accepted=leader.given.rollouts,
+                share=min(1.0, leader.given.rollouts / total),
             )
-            for line in lines
-            if line.accepted
+            for leader in found
         ],
         join=JOIN,
         bootstrap=await trio.to_thread.run_sync(_bootstrap, view.folder.bootstrap),
@@ -63,12 +61,11 @@ def pseudonym(secret: bytes, key: bytes) -> str:
     return f"volunteer {digest[:6]}"
 
 
-def _leaders(
-    connection: Connection,
-) -> tuple[list[NodeLine], dict[bytes, Annotation], bytes]:
-    _, lines = browse.node_lines(connection, sort="accepted", limit=LEADERS, banned=False)
+def _leaders(connection: Connection) -> tuple[list[Leader], dict[bytes, str], bytes]:
+    """Who gave most; what the operator calls machines; the run's secret."""
     secret = connection.scalar(select(meta.c.value).where(meta.c.key == "secret"))
-    return lines, read_annotations(connection), bytes.fromhex(secret or "")
+    named = {node: words.name for node, words in read_annotations(connection).items() if words.name}
+    return leaders(connection, LEADERS), named, bytes.fromhex(secret or "")
 
 
 def _bootstrap(path: Path) -> str:

@@ -124,12 +124,13 @@ function draw(facts, { title, lead, boxes, rewards }) {
     facts.leaders.length
       ? table(
           "Leader board",
-          ["#rank", "who", "#rollouts", "#share"],
+          ["#rank", "who", "#tokens", "#rollouts", "#share"],
           facts.leaders
             .slice(0, LEADERS)
             .map((one, at) => [
               `${at + 1}`,
               stranger(one.name, 60),
+              number(one.tokens),
               number(one.accepted),
               percent(one.share, 1),
             ]),
