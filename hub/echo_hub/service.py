@@ -107,7 +107,7 @@ async def open_hub(
             await same_base(ledger, base_now, base)
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         scorers = await stack.enter_async_context(open_scorers(config, base))
-        prompts = await _try_tasks(config, scorers)
+        prompts = await try_tasks(config, scorers)
         learner = await stack.enter_async_context(
             open_learner(
                 config.model_dump_json(),
@@ -239,7 +239,7 @@ async def _check_numbering(config: RunConfig, ledger: Ledger) -> None:
         )
 
 
-async def _try_tasks(config: RunConfig, scorers: Scorers) -> list[list[int]]:
+async def try_tasks(config: RunConfig, scorers: Scorers) -> list[list[int]]:
     """Prompts of all tasks in turn; ConfigError if one cannot make any of its first prompts."""
     by_task: list[list[list[int]]] = []
     for number, task in enumerate(config.all_tasks):

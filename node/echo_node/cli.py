@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Give your computer's idle time to the training of a language model.",
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -58,6 +59,99 @@ def unban(folder: Folder, node: Node, json_output: Json = False) -> None:
 
     set_ban(folder, node, None)
     typer.echo(json.dumps({"unbanned": node}) if json_output else f"unbanned {node}")
+
+
+@app.command()
+def quarantine(
+    folder: Folder,
+    node: Node,
+    why: Annotated[str, typer.Option(help="For your own records.")] = "the operator decided so.",
+    json_output: Json = False,
+) -> None:
+    """Let a node work on, audit all of it, and train on nothing of it. Also while serving."""
+    from echo_hub.commands.nodes import node_key
+    from echo_hub.control.actions import Quarantine
+
+    _order(folder, Quarantine(node_key(node), why), json_output)
+
+
+@app.command()
+def release(folder: Folder, node: Node, json_output: Json = False) -> None:
+    """End a node's quarantine. Also while serving."""
+    from echo_hub.commands.nodes import node_key
+    from echo_hub.control.actions import Release
+
+    _order(folder, Release(node_key(node)), json_output)
+
+
+@app.command()
+def annotate(
+    folder: Folder,
+    node: Node,
+    name: Annotated[str, typer.Option(help="Shown to the public, in place of its id.")] = "",
+    note: Annotated[str, typer.Option(help="For you alone.")] = "",
+    json_output: Json = False,
+) -> None:
+    """Give a node a name and a note; without either, take them away. Also while serving."""
+    from echo_hub.commands.nodes import node_key
+    from echo_hub.control.actions import Annotate
+
+    _order(folder, Annotate(node_key(node), name, note), json_output)
+
+
+@app.command()
+def pause(
+    folder: Folder,
+    why: Annotated[str, typer.Option(help="Shown until it goes on.")] = "an operator paused it.",
+    json_output: Json = False,
+) -> None:
+    """Make no more updates until `resume`; nodes stay connected. Also while serving."""
+    from echo_hub.control.actions import PauseRun
+
+    _order(folder, PauseRun(why), json_output)
+
+
+@app.command()
+def publish(folder: Folder, json_output: Json = False) -> None:
+    """Send the learner's version to the nodes now, though it is not due. While serving."""
+    from echo_hub.control.actions import PublishNow
+
+    _order(folder, PublishNow(), json_output)
+
+
+Version = Annotated[int, typer.Argument(min=0, help="A version whose checkpoint is kept.")]
+
+
+@app.command()
+def rollback(folder: Folder, version: Version, json_output: Json = False) -> None:
+    """Go on from the weights of an earlier version, under a new number. While serving."""
+    from echo_hub.control.actions import RollBack
+
+    _order(folder, RollBack(version), json_output)
+
+
+@app.command()
+def pin(folder: Folder, version: Version, json_output: Json = False) -> None:
+    """Keep a version's checkpoint for good. Also while serving."""
+    from echo_hub.control.actions import Pin
+
+    _order(folder, Pin(version), json_output)
+
+
+@app.command()
+def unpin(folder: Folder, version: Version, json_output: Json = False) -> None:
+    """Keep a version's checkpoint no longer than others. Also while serving."""
+    from echo_hub.control.actions import Unpin
+
+    _order(folder, Unpin(version), json_output)
+
+
+def _order(folder: Path, action: Any, json_output: bool) -> None:
+    """Have an action done, and say what was done."""
+    from echo_hub.control.order import order
+
+    sentence = order(folder, action)
+    typer.echo(json.dumps({"done": sentence}) if json_output else sentence)
 
 
 @app.command()

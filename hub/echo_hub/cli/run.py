@@ -72,6 +72,23 @@ def serve(
 
 
 @app.command()
+def check(
+    config: Annotated[Path, typer.Argument(help="The run.toml, or its folder.")],
+    json_output: Json = False,
+) -> None:
+    """Is a run.toml right, and what will the run do? Exit code 2 if something stands in its way."""
+    from echo_hub.commands.check import check_run, render_check
+
+    found = check_run(config)
+    if json_output:
+        typer.echo(json.dumps(found.as_dict()))
+    else:
+        render_check(found)
+    if found.problems:
+        raise typer.Exit(2)
+
+
+@app.command()
 def demo(
     nodes: Annotated[int, typer.Option(min=1, max=32, help="Node processes.")] = 3,
     cheaters: Annotated[int, typer.Option(min=0, help="How many of the nodes cheat.")] = 0,

@@ -17,7 +17,6 @@ app = typer.Typer(
     name="echo-hub",
     help="Train a language model by reinforcement learning on volunteers' computers.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
