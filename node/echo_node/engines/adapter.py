@@ -132,6 +132,6 @@ def _targets(model: torch.nn.Module, names: Sequence[str]) -> dict[str, torch.nn
     return found
 
 
-def shown(shape: torch.Size | None) -> str:
+def shown(shape: Sequence[int] | None) -> str:
     """A tensor's shape, or that there is none, for people."""
     return "missing" if shape is None else " x ".join(map(str, shape))

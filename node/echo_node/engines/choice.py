@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 from echo_node.engines.base import Engine
 from echo_p2p.errors import ConfigError, EngineError
 
 AUTO = "auto"
-NAMES = (AUTO, "torch", "mlx")
+NAMES = (AUTO, "torch", "vllm", "mlx")
 _URLS = ("http://", "https://")
 
 
@@ -37,6 +38,8 @@ def make_engine(name: str, *, max_sequences: int, threads: int) -> Engine:
         return ServerEngine(name, max_sequences=max_sequences)
     if name == "mlx":
         return _mlx(max_sequences=max_sequences)
+    if name == "vllm" or (name == AUTO and _vllm_is_best()):
+        return _vllm(max_sequences=max_sequences, threads=threads)
     return _torch(max_sequences=max_sequences, threads=threads)
 
 
@@ -48,6 +51,23 @@ def _mlx(*, max_sequences: int) -> Engine:
             f"MLX cannot be used here: {error}.", fix="Install it: pip install 'echo-p2p[mac]'."
         ) from error
     return MlxEngine(max_sequences=max_sequences)
+
+
+def _vllm_is_best() -> bool:
+    """On a card, where it is installed."""
+    if find_spec("vllm") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _vllm(*, max_sequences: int, threads: int) -> Engine:
+    if find_spec("vllm") is None:
+        raise EngineError("vLLM is not installed.", fix="Run: pip install 'echo-p2p[cuda]'")
+    from echo_node.engines.vllm import Options, VllmEngine
+
+    return VllmEngine(Options(max_sequences=max_sequences, threads=threads))
 
 
 def _torch(*, max_sequences: int, threads: int) -> Engine:
