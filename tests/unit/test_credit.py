@@ -123,13 +123,17 @@ def test_a_person_stands_behind_machines_and_on_the_leader_board(tmp_path: Path)
         assert len(leaders(connection, 1)) == 1
 
 
+_voucher = introduction(MACHINES[0], "Ada").voucher
+FORGED = _voucher[:-1] + bytes([_voucher[-1] ^ 1])
+
+
 @pytest.mark.parametrize(
     "said",
     [
         introduction(MACHINES[1], "Ada"),
         introduction(MACHINES[0], "Ada", at=1000.0 + EARLY_S + 1),
         Introduce(run_id="run", voucher=b"nothing"),
-        Introduce(run_id="run", voucher=introduction(MACHINES[0], "Ada").voucher[:-1] + b"\x00"),
+        Introduce(run_id="run", voucher=FORGED),
     ],
     ids=["of another machine", "from the future", "no envelope", "false signature"],
 )

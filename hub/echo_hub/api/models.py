@@ -475,7 +475,7 @@ class PublicNode(Model):
     name: str
     machines: int
     tokens: int
-    """Sampled, of rollouts that were accepted and are not disputed: what `echo-node credit` says."""
+    """Sampled, of accepted rollouts that are not disputed: what `echo-node credit` says."""
     accepted: int
     """Those rollouts."""
     share: float

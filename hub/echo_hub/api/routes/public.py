@@ -29,7 +29,7 @@ async def get_public(site: Here) -> models.PublicProgress:
     if not view.config.dashboard.public:
         raise missing("public page", "Set dashboard.public = true in run.toml.")
     snapshot = view.snapshot()
-    lines, words, secret = await view.reader.read(_leaders)
+    found, named, secret = await view.reader.read(_leaders)
     total = max(1, snapshot.rollouts_accepted)
     return models.PublicProgress(
         run=view.config.run.id,
