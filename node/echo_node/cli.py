@@ -72,8 +72,13 @@ def join(
         ),
     ] = 0,
     max_sequences: Annotated[
-        int, typer.Option(min=1, help="Most answers generated at a time; fewer need less memory.")
-    ] = 64,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most answers generated at a time; fewer need less memory.",
+            show_default="as many as fit",
+        ),
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="What generates: auto, or the name of an engine.")
     ] = "auto",

@@ -19,7 +19,7 @@ model. The figures of `HABITS` for the other engines are from their documentatio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -34,6 +34,8 @@ WIDTH: dict[str, int] = {"float32": 4, "bfloat16": 2}
 MIB = 1 << 20
 CARDS_GB = (6, 8, 10, 11, 12, 16, 20, 24, 32, 48, 80, 96, 141)
 """Memory of the cards there are."""
+KEPT_BETWEEN_TURNS = GIB
+"""What the torch engine keeps of the turns of its answers, at most."""
 VLLM_CAPABILITY = 7.5
 """Oldest cards vLLM computes on (docs.vllm.ai, GPU installation)."""
 BF16_CAPABILITY = 8.0
@@ -85,7 +87,8 @@ class Wishes:
 
     `context`: longest prompt and answer in tokens; `group_size`: answers to one prompt. `gpu` and
     `ram`: most bytes the engine may have, `gpu_share`: of each card's memory; without them it
-    leaves the head-room of `head_room`.
+    leaves the head-room of `head_room`. `turns`: answers have several turns, between which an
+    engine keeps what it has computed.
     """
 
     context: int
@@ -93,6 +96,7 @@ class Wishes:
     dtype: Dtype | None = None
     engine: str = "auto"
     max_sequences: int | None = None
+    turns: bool = False
     gpu: int | None = None
     gpu_share: float | None = None
     ram: int | None = None
@@ -196,10 +200,17 @@ def places(machine: Machine, software: Software, wishes: Wishes) -> list[Place]:
     found.sort(key=lambda place: -place.memory)
     if "cpu" in software.torch:
         memory = _allowed(wishes.ram, machine.ram, machine.ram_free, "cpu")
-        habits = HABITS["torch", "cpu"]
+        habits = _habits("torch", "cpu", wishes)
         dtype = wishes.dtype or "float32"
         found.append(Place("torch", "cpu", "the CPU", memory, habits, dtype))
     return [one for one in found if wishes.engine in ("auto", one.engine)]
+
+
+def _habits(engine: EngineName, device: str, wishes: Wishes) -> Habits:
+    habits = HABITS[engine, device]
+    if engine == "torch" and wishes.turns:
+        return replace(habits, fixed=habits.fixed + KEPT_BETWEEN_TURNS)
+    return habits
 
 
 def _numbered(cards: Sequence[Accelerator]) -> list[tuple[int, Accelerator]]:
@@ -237,7 +248,7 @@ def _places_on(card: Accelerator, index: int, software: Software, wishes: Wishes
             device if device in ("mps", "metal") else f"cuda:{index}",  # ROCm's torch says cuda
             card.name,
             memory,
-            HABITS[engine, device],
+            _habits(engine, device, wishes),
             dtype,
         )
         for engine, device in choices

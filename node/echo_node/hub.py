@@ -21,6 +21,7 @@ from echo_p2p.net.rpc import ask
 from echo_p2p.wire import (
     CONTROL_PROTOCOL,
     MAX_CONTROL_BYTES,
+    VERSIONS_PROTOCOL,
     WATCH_PROTOCOL,
     Announcement,
     Credit,
@@ -44,6 +45,8 @@ from echo_p2p.wire import (
     SubmitReply,
     TurnReply,
     TurnRequest,
+    Versions,
+    VersionsRequest,
     Watch,
     WatchEvent,
     decode,
@@ -115,11 +118,22 @@ class Hub:
         self._key = public_key_of(peer_id)
         self._run_id = run_id
 
-    async def hello(self, engine: str) -> Greeting:
+    async def versions(self) -> Versions:
+        """Which protocols the hub speaks; a NetError from one too old to say."""
+        return await ask(
+            self._peer,
+            self.peer_id,
+            VERSIONS_PROTOCOL,
+            VersionsRequest(),
+            Versions,
+            deadline_s=ANSWER_S,
+        )
+
+    async def hello(self, engine: str, *, protocol: int = PROTOCOL) -> Greeting:
         """Begin a session."""
         latest = await self._ask(
             Hello(
-                protocol=PROTOCOL,
+                protocol=protocol,
                 run_id=self._run_id,
                 software=f"echo-node {__version__}",
                 engine=engine[:80],

@@ -27,6 +27,7 @@ from echo_node.notice import Notice
 from echo_node.outbox import Outbox
 from echo_node.paths import NodeFolder
 from echo_node.people import vouched_for
+from echo_node.planner import UNPLANNED, Planner
 from echo_node.policies import Policies
 from echo_node.session import Parts, Sessions, step
 from echo_node.worker import Work
@@ -44,11 +45,14 @@ BOOTSTRAP_S = 30.0
 STORE_BYTES = 50 << 30
 TICK_S = 2.0
 QUIT = 130
+_ANY_PLAN = Planner()
 
 
 @dataclass(frozen=True)
 class JoinOptions:
     """What a volunteer chose. `bootstrap` and `run` None: the packaged file, its only run.
+
+    `max_sequences` None: as many answers at a time as the plan finds room for.
 
     `until_eof` is for programs that start nodes: the node stops when its stdin is closed, so it
     does not outlive a starter that was killed.
@@ -59,7 +63,7 @@ class JoinOptions:
     run: str | None = None
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     threads: int = 0
-    max_sequences: int = 64
+    max_sequences: int | None = None
     engine: str = "auto"
     limits: Limits = field(default_factory=Limits)
     until_eof: bool = False
@@ -81,12 +85,14 @@ async def join(
         open_peer(identity, options.listen, limits=options.limits) as peer,
         open_engine(
             threads=options.threads,
-            max_sequences=options.max_sequences,
+            max_sequences=options.max_sequences or UNPLANNED,
             log_path=options.folder.engine_log,
             engine=options.engine,
         ) as engine,
     ):
-        node = Node(options.folder, entry, identity, store, peer, engine, report)
+        engine.prepare()
+        planner = Planner(engine=options.engine, max_sequences=options.max_sequences)
+        node = Node(options.folder, entry, identity, store, peer, engine, report, planner)
         await node.run(until_eof=options.until_eof)
         return node.finish()
 
@@ -112,6 +118,7 @@ class Node:
         peer: Peer,
         engine: RemoteEngine,
         report: Callable[[Event], None],
+        planner: Planner = _ANY_PLAN,
     ) -> None:
         notice = Notice()
         exchange = Exchange(peer, store)
@@ -137,6 +144,7 @@ class Node:
             ),
             notice=notice,
             report=report,
+            planner=planner,
         )
         self._sessions = Sessions(self._parts)
         self._meter = Meter(trio.current_time())

@@ -7,7 +7,6 @@ with growing pauses.
 
 from __future__ import annotations
 
-import importlib.metadata
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -18,15 +17,18 @@ from pathlib import Path
 import msgspec
 import trio
 
+from echo_node.clock import complaint
 from echo_node.credit import CreditKeeper
 from echo_node.directory import DIRECTORY_S, ask_directory
+from echo_node.door import enter, why_unreachable
 from echo_node.downloads import Downloads, fetch_deadline_s, size_of
 from echo_node.engines.remote import RemoteEngine
-from echo_node.events import Engine, Event, Joined, Step, Trouble
+from echo_node.events import Engine, Event, Joined, Note, Step, Trouble
 from echo_node.hub import ANSWER_S, Greeting, Hub, Offer
 from echo_node.hub_turns import HubTurns
 from echo_node.notice import Notice
 from echo_node.outbox import Outbox
+from echo_node.planner import PEEK_S, Planner, Unplanned
 from echo_node.policies import Policies
 from echo_node.worker import Worker
 from echo_p2p.artifact.manifest import Artifact
@@ -34,28 +36,25 @@ from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import RunEntry
 from echo_p2p.environments import ENVIRONMENTS
 from echo_p2p.errors import (
-    BannedError,
-    ConfigError,
     DeadlineError,
     EngineError,
     FarVersionError,
     ManifestError,
     NetError,
-    PeerRefusedError,
     ProcessError,
     UnreachableError,
+    VersionError,
 )
 from echo_p2p.net.host import Peer
 from echo_p2p.nursery import open_nursery
 from echo_p2p.swarm.exchange import Exchange
+from echo_p2p.upgrade import upgrade_command
 from echo_p2p.wire import RunDescription
 
 CONNECT_S = 20.0
 LOAD_S = 3600.0
 FAREWELL_S = 30.0
 """How long a stopped node tries to reach a lost hub to hand in what it owes."""
-HOPELESS_REFUSALS = frozenset({"wrong_protocol", "wrong_run"})
-"""Refusals of a greeting that trying again does not change."""
 DIRECTORY_FIRST, DIRECTORY_EVERY = 3, 4
 """Failed attempts after which the directory is asked, and then how often: its process is large."""
 
@@ -96,6 +95,7 @@ class Parts:
     credit: CreditKeeper
     notice: Notice
     report: Callable[[Event], None]
+    planner: Planner
 
 
 class Sessions:
@@ -110,6 +110,8 @@ class Sessions:
         self._addresses = parts.entry.hub_addresses
         self._run: RunDescription | None = None
         self._clock_offset = 0.0
+        self._clock_complained = False
+        self._engine = ""
         self._stopped_at: float | None = None
         self._gave_up = False
         self._pins = ExitStack()
@@ -181,20 +183,9 @@ class Sessions:
             self._addresses = tuple(dict.fromkeys((*found, *self._parts.entry.hub_addresses)))
             peer_id = await self._connect()
         hub = Hub(self._parts.peer, peer_id, self._parts.entry.id)
-        with step(self._report, "greeting the hub", ANSWER_S + 5):
-            try:
-                greeting = await hub.hello(f"torch {importlib.metadata.version('torch')}")
-            except PeerRefusedError as error:
-                if error.code == "banned":
-                    raise BannedError(
-                        error.message,
-                        fix="If that is a mistake, ask the run's operator to unban your peer id.",
-                    ) from error
-                if error.code in HOPELESS_REFUSALS:
-                    raise ConfigError(
-                        error.message, fix="Is the bootstrap file the newest?"
-                    ) from error
-                raise
+        with step(self._report, "greeting the hub", 2 * ANSWER_S + 5):
+            self._engine = self._engine or await self._parts.planner.engine_name()
+            greeting = await enter(hub, self._engine)
         self._learn(greeting)
         return hub, greeting.base
 
@@ -205,18 +196,16 @@ class Sessions:
             except UnreachableError as error:
                 if not error.tried:
                     raise
-                raise UnreachableError(
-                    f"the hub of run {self._parts.entry.id} cannot be reached at {error.tried}."
-                ) from error
+                raise await why_unreachable(self._parts.entry.id, self._addresses, error) from error
 
     def _learn(self, greeting: Greeting) -> None:
         run = msgspec.structs.replace(greeting.run, created_at=0.0)
         lacking = [name for name in run.environments if name not in ENVIRONMENTS]
         if lacking:
-            raise ConfigError(
+            raise VersionError(
                 f"run {run.run_id} needs {', '.join(lacking)}, and this program has not: "
                 "its environments are older.",
-                fix="Upgrade it: pip install --upgrade echo-p2p",
+                fix=f"Upgrade it: {upgrade_command()}",
             )
         if self._run is not None and run != self._run:
             raise ManifestError(
@@ -225,6 +214,10 @@ class Sessions:
             )
         self._run = run
         self._note_time(greeting.hub_time)
+        wrong_clock = complaint(self._clock_offset)
+        if wrong_clock and not self._clock_complained:
+            self._clock_complained = True
+            self._report(Note(message=wrong_clock))
         if greeting.newest is not None:
             self._offer(greeting.newest)
         self._report(
@@ -255,6 +248,7 @@ class Sessions:
         if self.worker is not None:
             return
         assert self._run is not None
+        await self._plan(hub, base, self._run)
         with step(self._report, "fetching the base model", 2 * fetch_deadline_s(size_of(base))):
             await self._parts.downloads.obtain(base, hub.peer_id)
             await self._parts.downloads.tell(hub)
@@ -272,6 +266,20 @@ class Sessions:
             report=self._report,
         )
         nursery.start_soon(self.worker.work)
+
+    async def _plan(self, hub: Hub, base: Artifact, run: RunDescription) -> None:
+        """Decide engine and batch for the run, and say it."""
+        parts = self._parts
+        with step(self._report, "planning the work", PEEK_S + 10):
+            plan = await parts.planner.plan(parts.peer, hub.peer_id, parts.store, base, run)
+        if isinstance(plan, Unplanned):
+            self._report(
+                Note(message=f"No plan: {plan.why} {plan.max_sequences} answers at a time.")
+            )
+            parts.engine.use(max_sequences=plan.max_sequences)
+        else:
+            self._report(Note(message=plan.sentence))
+            parts.engine.use(engine=plan.engine, max_sequences=plan.max_sequences)
 
     async def _load(self, folder: Path, run: RunDescription) -> None:
         with step(self._report, "loading the base model", LOAD_S):

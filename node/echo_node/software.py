@@ -12,7 +12,7 @@ from echo_node.fit import Software
 def look(*, system: str = sys.platform) -> Software:
     """What this Python has."""
     return Software(
-        torch=torch_devices(_version("torch"), system),
+        torch=torch_devices(version_of("torch"), system),
         vllm=importlib.util.find_spec("vllm") is not None,
         mlx=importlib.util.find_spec("mlx_lm") is not None,
     )
@@ -32,7 +32,8 @@ def torch_devices(version: str, system: str) -> frozenset[str]:
     return frozenset({"cpu"})
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """The release of a distribution; empty if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

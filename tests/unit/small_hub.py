@@ -311,8 +311,12 @@ class ThreadEngine:
         self.failures = 0
         self.batches: list[list[Job]] = []
         self.released: list[int] = []
+        self.planned: tuple[str | None, int] | None = None
         self.hold = trio.CapacityLimiter(1)
         """Borrow it to keep `generate` waiting."""
+
+    def use(self, *, max_sequences: int, engine: str | None = None) -> None:
+        self.planned = (engine, max_sequences)
 
     async def load(self, base: Path, dtype: Dtype) -> EngineInfo:
         async with self._one:

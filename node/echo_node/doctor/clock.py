@@ -4,33 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from echo_node.clock import WORTH_SAYING_S, fix_for, offset_in_words
 from echo_node.doctor.findings import Finding
 from echo_node.doctor.situation import Check, Situation
 
 NAME = "clock"
-WORTH_SAYING_S = 60.0
-
-_FIXES = {
-    "linux": "Set it: sudo timedatectl set-ntp true",
-    "darwin": "Set it: System Settings, General, Date & Time, Set time and date automatically.",
-    "win32": "Set it: Settings, Time & language, Date & time, Sync now.",
-}
-
-
-def offset_in_words(seconds: float) -> str:
-    """Of so many seconds that the hub is ahead of this machine."""
-    amount, unit = next(
-        (abs(seconds) / size, unit)
-        for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes"), (0.001, "ms"))
-        if abs(seconds) >= size or unit == "ms"
-    )
-    side = "behind" if seconds > 0 else "ahead of"
-    return f"{amount:.1f} {unit} {side} the hub's".replace(".0 ", " ")
-
-
-def fix_for(system: str = sys.platform) -> str:
-    """How to set the clock."""
-    return _FIXES.get(system, "Set it to the right time.")
 
 
 def judge(offset_s: float | None, *, system: str = sys.platform) -> list[Finding]:

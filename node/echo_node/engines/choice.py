@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from importlib.util import find_spec
 
@@ -41,6 +42,15 @@ def make_engine(name: str, *, max_sequences: int, threads: int) -> Engine:
     if name == "vllm" or (name == AUTO and _vllm_is_best()):
         return _vllm(max_sequences=max_sequences, threads=threads)
     return _torch(max_sequences=max_sequences, threads=threads)
+
+
+def import_engine(name: str) -> None:
+    """Import what `make_engine` will need, ahead of time; raises whatever the import does."""
+    if name == "mlx":
+        importlib.import_module("echo_node.engines.mlx")
+    elif name in (AUTO, "torch"):
+        importlib.import_module("echo_node.engines.torch")
+        importlib.import_module("transformers.modeling_utils")  # most of any model's own import
 
 
 def _mlx(*, max_sequences: int) -> Engine:

@@ -79,6 +79,12 @@ class Resize(_Frame, frozen=True):
 # --- from the engine's process ------------------------------------------------------------------
 
 
+class Prepare(_Frame, frozen=True):
+    """Import what this engine needs; there is no answer, and what fails is said by `Load`."""
+
+    engine: str
+
+
 class Loaded(_Frame, frozen=True):
     info: EngineInfo
 
@@ -127,6 +133,6 @@ class Beat(_Frame, frozen=True):
     running: int
 
 
-Command = Load | Activate | Release | Score | Submit | Drop | Resize
+Command = Prepare | Load | Activate | Release | Score | Submit | Drop | Resize
 Answer = Loaded | Activated | Scored | Failed
 Told = Done | Refused | Lost | Beat

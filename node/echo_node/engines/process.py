@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from echo_node.engines.choice import make_engine
+from echo_node.engines.choice import import_engine, make_engine
 from echo_node.engines.driver import Driver
 from echo_node.engines.messages import (
     Activate,
@@ -27,6 +27,7 @@ from echo_node.engines.messages import (
     Load,
     Loaded,
     Lost,
+    Prepare,
     Refused,
     Release,
     Resize,
@@ -93,6 +94,9 @@ class Process:
             self._pipe.send(answer)
 
     def _carry_out(self, command: Command) -> Answer | None:
+        if isinstance(command, Prepare):
+            _prepare(command.engine)
+            return None
         if isinstance(command, Load):
             return self._load(command)
         if self._driver is None:
@@ -167,6 +171,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(
         words in text for words in ("out of memory", "can't allocate memory", "not enough memory")
     )
+
+
+def _prepare(engine: str) -> None:
+    try:
+        import_engine(engine)
+    except Exception:  # whatever an import raises: `Load` meets it again, and says it
+        log.exception("%s cannot be imported ahead of time", engine)
 
 
 def main() -> None:

@@ -39,6 +39,7 @@ from echo_node.engines.messages import (
     Load,
     Loaded,
     Lost,
+    Prepare,
     Refused,
     Release,
     Resize,
@@ -128,6 +129,7 @@ class RemoteEngine:
         self._child: Child | None = None
         self._scope: trio.CancelScope | None = None
         self._suspended = False
+        self._early = False
         self._vocab_size = 0
         self._counted = 0  # tokens sampled by what is gone
         self._sampled = 0
@@ -153,6 +155,16 @@ class RemoteEngine:
         return running, max(0, self._sampled - self._finished) if running else 0
 
     # --- what is asked of it ----------------------------------------------------------------------
+
+    def use(self, *, max_sequences: int, engine: str | None = None) -> None:
+        """What the next `load` is to make: another engine (None: the same), another batch."""
+        self._name = engine or self._name
+        self._sizing = Sizing.full(max_sequences)
+
+    def prepare(self) -> None:
+        """Start a process now, and let it import what an engine needs while it is not yet asked."""
+        self._early = True
+        self._notice.tell()
 
     async def load(self, base: Path, dtype: Dtype) -> EngineInfo:
         """Load a base snapshot; EngineError says what is wrong with it."""
@@ -269,7 +281,7 @@ class RemoteEngine:
                 await trio.sleep(restart_delay_s(failures))
 
     def _is_wanted(self) -> bool:
-        return not self._suspended and bool(self._question or self._batches)
+        return not self._suspended and bool(self._early or self._question or self._batches)
 
     async def _run_one(self, file: TextIO) -> bool:
         """Run one process until it fails; False: it was ended, since it is not wanted now."""
@@ -313,6 +325,9 @@ class RemoteEngine:
 
     async def _set_up(self, child: Child) -> None:
         """Bring a new process to where the last one was, unless it is to start afresh."""
+        if self._early:
+            self._early = False
+            await child.send(Prepare(engine=self._name))
         if self._question is not None and isinstance(self._question.command, Load):
             return
         for command in self._setup.values():
