@@ -36,6 +36,7 @@ CHECK_OF: dict[type[EchoError], str] = {
 
 NEVER_OF_A_NODE: frozenset[type[EchoError]] = frozenset(
     {
+        errors.ApiRefusedError,
         errors.DirectoryError,
         errors.LedgerError,
         errors.LearnerError,
