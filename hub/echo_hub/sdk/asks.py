@@ -136,6 +136,15 @@ def overview() -> Ask[models.Overview]:
     return Ask(models.Overview, "/overview")
 
 
+def session() -> Ask[models.Session]:
+    return Ask(models.Session, "/session")
+
+
+def csrf_header(found: models.Session) -> dict[str, str]:
+    """The header that goes with a request which changes something, without a token."""
+    return {} if found.csrf is None else {"X-CSRF-Token": found.csrf}
+
+
 def health() -> Ask[models.Health]:
     return Ask(models.Health, "/health")
 

@@ -30,6 +30,7 @@ class AsyncHubClient:
 
     def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 30.0) -> None:
         self.url = asks.checked_url(url)
+        self._token = token
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http = httpx.AsyncClient(
             base_url=self.url + asks.BASE, headers=headers, timeout=timeout_s, trust_env=False
@@ -185,13 +186,23 @@ class AsyncHubClient:
             raise asks.unreachable(self.url, error) from error
 
     async def _ask(self, ask: Ask[M]) -> M:
+        headers = {} if ask.method == "GET" or self._token else await self._unguarded()
+        response = await self._request(ask, headers)
+        return ask.read(response.status_code, response.content)
+
+    async def _unguarded(self) -> dict[str, str]:
+        """What a hub that wants no token wants in its place, so that no web page can act."""
+        asked = asks.session()
+        response = await self._request(asked, {})
+        return asks.csrf_header(asked.read(response.status_code, response.content))
+
+    async def _request(self, ask: Ask[M], headers: dict[str, str]) -> httpx.Response:
         try:
-            response = await self._http.request(
-                ask.method, ask.path, params=ask.query, json=ask.body
+            return await self._http.request(
+                ask.method, ask.path, params=ask.query, json=ask.body, headers=headers
             )
         except httpx.HTTPError as error:
             raise asks.unreachable(self.url, error) from error
-        return ask.read(response.status_code, response.content)
 
     async def close(self) -> None:
         """Close its connections."""

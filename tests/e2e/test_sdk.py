@@ -1,0 +1,184 @@
+"""A hub in this process, operated through the SDK, over HTTP and by commands, with a real node."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from peft import PeftConfig
+
+from echo_hub import (
+    AsyncHubClient,
+    Hub,
+    HubClient,
+    NodeEvent,
+    Publication,
+    Rollout,
+    UpdateFacts,
+)
+from echo_p2p.errors import ApiRefusedError, ConfigError, NetError, RunFailedError
+
+SMALL = {"learner": {"groups_per_update": 4}, "dashboard": {"enabled": True, "port": 0}}
+
+
+def echo_hub(*arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "echo_hub.cli", *arguments, "--json"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_run_through_the_sdk(tmp_path: Path) -> None:
+    told: list[Any] = []
+    root = tmp_path / "run"
+    with Hub.local(
+        nodes=1, folder=root, settings=SMALL,
+        on_update=told.append, on_publish=told.append, on_rollout=told.append, on_node=told.append,
+    ) as hub:  # fmt: skip
+        made = hub.run(updates=2, show=False)
+        assert [update.version for update in made] == [1, 2]
+        kinds = {kind: [one for one in told if isinstance(one, kind)] for kind in _KINDS}
+        assert kinds[UpdateFacts] == made
+        assert [one.version for one in kinds[Publication]] == [1, 2]
+        assert kinds[NodeEvent][0].kind == "joined"
+        assert len(kinds[Rollout]) >= 64
+        one = kinds[Rollout][0]
+        life = echo_hub("trace", str(root), one.trace)
+        assert life["node"] == one.node == kinds[NodeEvent][0].node
+        assert life["rollouts"][0]["reward"] == one.reward
+
+        rows = hub.metrics()
+        assert [row["version"] for row in rows] == [1, 2]
+        assert list(hub.frame()["reward_mean"]) == [row["reward_mean"] for row in rows]
+        assert PeftConfig.from_pretrained(hub.adapter()).r == 16
+        with pytest.raises(ConfigError, match="version 9 is not kept"):
+            hub.adapter(9)
+
+        assert hub.url is not None
+        _operate(hub, root, one.node)
+        trio.run(_operate_in_trio, hub.url)
+        assert hub.evaluate(prompts=8).all.prompts == 8
+        version = hub.version
+    with pytest.raises(NetError, match="cannot be asked"), HubClient("http://127.0.0.1:9") as gone:
+        gone.overview()
+    assert Hub(root).version == version  # from its ledger, without opening it
+
+
+_KINDS = (UpdateFacts, Publication, Rollout, NodeEvent)
+
+
+def _operate(hub: Hub, root: Path, node: str) -> None:
+    """What an operator does, from elsewhere and by commands, while the hub is open."""
+    assert hub.url is not None
+    with HubClient(hub.url) as client:
+        assert client.health().status == "ok"
+        assert client.overview().version == 2
+        (line,) = client.nodes().nodes
+        assert (line.node, line.standing) == (node, "proven")
+        assert client.annotate(node, name="mine", note="in the cellar").done
+        assert client.node(node).note == "in the cellar"
+        assert client.pin(1).done
+        assert [one.pinned for one in client.versions().versions] == [False, True, False]
+        group = client.rollouts("best", limit=1).groups[0]
+        assert len(client.group(group.group).rollouts) == 8
+        assert "reward_mean" in client.metrics().names
+        assert client.series(["reward_mean"]).series[0].points[-1].version == 2
+        assert client.planner().nodes == 1
+        assert client.events(kinds=["published"]).events[0].detail["version"] == 2
+        with pytest.raises(ApiRefusedError, match="there is no node") as refused:
+            client.node("1" * 45)
+        assert (refused.value.status, refused.value.code) == (404, "not_found")
+        kinds = set()
+        for event in client.watch():
+            kinds.add(event.kind)
+            if "overview" in kinds:
+                break
+    assert "in quarantine" in echo_hub("quarantine", str(root), node)["done"]
+    assert "quarantine any more" in echo_hub("release", str(root), node)["done"]
+    assert echo_hub("unpin", str(root), "1")["done"]
+
+
+async def _operate_in_trio(url: str) -> None:
+    async with AsyncHubClient(url) as client:
+        assert (await client.version(2)).version == 2
+        with trio.fail_after(100):
+            async for event in client.watch():
+                if event.kind == "overview":
+                    break
+
+
+def test_pauses_and_returns_to_an_earlier_version(tmp_path: Path) -> None:
+    """By the commands, while the hub trains; a paused run ends `run` with the reason."""
+    with Hub.local(nodes=1, folder=tmp_path / "run", settings=SMALL) as hub:
+
+        def react(update: UpdateFacts) -> None:
+            if update.version == 2:
+                subprocess.Popen(
+                    [sys.executable, "-m", "echo_hub.cli", "pause", str(hub.folder), "--why", "tea"]
+                ).wait(100)
+
+        hub._heard.on_update = react
+        with pytest.raises(RunFailedError, match="tea") as paused:
+            hub.run(show=False)
+        assert "hub.resume()" in paused.value.fix
+        assert echo_hub("status", str(hub.folder))["paused"]["why"].startswith("tea")
+        hub.resume()
+        assert hub.run(updates=1, show=False)
+
+
+NOTEBOOK = """
+from echo_hub import Hub, Prompt, draw
+import random
+
+def total(a: int, b: int) -> str:
+    return str(a + b)
+
+class Sums:
+    def prompt(self, split, index):
+        def one(attempt):
+            chance = random.Random(f"{split} {index} {attempt}")
+            a, b = chance.randrange(100, 999), chance.randrange(100, 999)
+            return f"{a}+{b}=", total(a, b)
+        text, right = draw(split, one)
+        return Prompt(text, {"right": right})
+    def reward(self, prompt, answer):
+        return float(answer.rpartition(">")[2] == prompt.data["right"])
+#%%
+hub = Hub.local(nodes=1, task=Sums(), settings={"learner": {"groups_per_update": 4}})
+seen = []
+async for update in hub.train(updates=1, show=True):
+    seen.append(update.version)
+#%%
+seen += [update.version for update in hub.run(updates=1)]
+hub.close()
+print("made", seen, hub.folder.exists())
+"""
+
+
+@pytest.mark.slow
+def test_in_a_notebook(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    client = pytest.importorskip("nbclient")
+    cells = [
+        nbformat.v4.new_code_cell(textwrap.dedent(cell).strip()) for cell in NOTEBOOK.split("#%%")
+    ]
+    book = nbformat.v4.new_notebook(cells=cells)
+    client.NotebookClient(book, timeout=600, kernel_name="python3").execute()
+    html = [
+        out["data"]["text/html"]
+        for cell in book.cells
+        for out in cell.get("outputs", [])
+        if "text/html" in out.get("data", {})
+    ]
+    assert len(html) == 2
+    assert all("echo-hub" in one and "rollouts" in one for one in html)
+    assert "<script" not in "".join(html)
+    assert book.cells[2].outputs[-1]["text"] == "made [1, 2] False\n"
