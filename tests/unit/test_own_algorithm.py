@@ -77,7 +77,8 @@ def test_advantages(place: str) -> None:
 
 def test_a_loss_is_added_up_as_the_setting_says(place: str) -> None:
     loss = loss_of(f"{place}:squared")
-    assert float(loss.detach()) == pytest.approx((0.25 + 1.0) / (2 * 10))  # dr_grpo: rollouts x limit
+    in_all = 2 * 10  # dr_grpo: rollouts x limit
+    assert float(loss.detach()) == pytest.approx((0.25 + 1.0) / in_all)
     loss.backward()  # type: ignore[no-untyped-call]
 
 
