@@ -326,7 +326,6 @@ class Hub:
 
         if self._thread is not None:
             self._settle()
-            self._thread.close()
         resume_run(self.folder)
 
     # --- its end ------------------------------------------------------------------------------
