@@ -21,6 +21,7 @@ from echo_hub.run_facts import resolve_base
 from echo_hub.tasks import make_task
 from echo_hub.tokens import Tokenizer
 from echo_node.engines.base import Job
+from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
 from echo_p2p.wire import Sampling
 
@@ -63,11 +64,9 @@ class World:
     def adapter(self, version: int) -> Path:
         return self.folder / f"v{version}" / "adapter"
 
-    def engine(
-        self, version: int, dtype: str = "float32", change: str | None = None
-    ) -> TorchEngine:
+    def engine(self, version: int, dtype: str = "float32", change: str | None = None) -> Driver:
         """The node's engine with a version; `change` names what a cheat does to its weights."""
-        engine = TorchEngine(max_sequences=ROWS, device="cpu")
+        engine = Driver(TorchEngine(max_sequences=ROWS, device="cpu"))
         engine.load(self.base, dtype)  # type: ignore[arg-type]
         if change == "noise":
             torch.manual_seed(1)
@@ -79,7 +78,7 @@ class World:
         return engine
 
     @cached_property
-    def honest_engine(self) -> TorchEngine:
+    def honest_engine(self) -> Driver:
         """The engine at the newest version."""
         return self.engine(self.newest)
 
@@ -91,7 +90,7 @@ class World:
 
     def generate(
         self,
-        engine: TorchEngine,
+        engine: Driver,
         prompts: Sequence[tuple[int, list[int]]],
         *,
         salt: int = 0,
@@ -154,8 +153,9 @@ class World:
         )
 
 
-def _each_matrix(engine: TorchEngine, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    for parameter in engine._model.parameters():
+def _each_matrix(engine: Driver, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert isinstance(engine.engine, TorchEngine)
+    for parameter in engine.engine._model.parameters():
         if parameter.ndim == 2:
             parameter.data = change(parameter.data)
 

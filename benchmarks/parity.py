@@ -50,12 +50,13 @@ class Task:
         from echo_hub.models import addmix3_path
         from echo_hub.tasks.addmix import AddMix
         from echo_hub.tokens import Tokenizer
+        from echo_node.engines.driver import Driver
         from echo_node.engines.torch import TorchEngine
         from echo_p2p.wire import Sampling
 
         self.base = addmix3_path()
         self.task, self.tokenizer = AddMix(seed), Tokenizer.load(self.base)
-        self.engine = TorchEngine(max_sequences=HELD_OUT, device="cpu")
+        self.engine = Driver(TorchEngine(max_sequences=HELD_OUT, device="cpu"))
         self.engine.load(self.base, "float32")
         self.sampling = Sampling(
             temperature=1.0, max_new_tokens=LIMIT, stop=tuple(self.tokenizer.eos)

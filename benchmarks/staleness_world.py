@@ -23,6 +23,7 @@ from echo_hub.tasks.addmix import AddMix
 from echo_hub.tasks.base import Prompt, Split
 from echo_hub.tokens import Tokenizer
 from echo_node.engines.base import Job
+from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
 from echo_p2p.wire import Sampling
 
@@ -85,7 +86,7 @@ class World:
         policy = Policy.load(addmix3_path(), self.config.learner, dtype="float32", seed=cell.seed)
         self.trainer = Trainer(policy, self.config)
         self.trainer.save(self._checkpoint(0))
-        self.engine = TorchEngine(max_sequences=MOST_AT_ONCE, device="cpu")
+        self.engine = Driver(TorchEngine(max_sequences=MOST_AT_ONCE, device="cpu"))
         self.engine.load(addmix3_path(), "float32")
         self.sampling = Sampling(
             temperature=1.0, max_new_tokens=LIMIT, stop=tuple(self.tokenizer.eos)

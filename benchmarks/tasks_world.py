@@ -23,6 +23,7 @@ from echo_hub.tasks import make_task
 from echo_hub.tasks.base import AnyTask, Prompt, Split, Transcript
 from echo_hub.tokens import Tokenizer
 from echo_node.engines.base import Job
+from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
 from echo_p2p.environments import environment
 from echo_p2p.wire import Sampling
@@ -57,7 +58,7 @@ class World:
         self._tokenizer = Tokenizer.load(base)
         policy = Policy.load(base, config.learner, dtype=config.base.dtype, seed=config.run.seed)
         self._trainer = Trainer(policy, config)
-        self._engine = TorchEngine(max_sequences=_ROWS, device="cpu")
+        self._engine = Driver(TorchEngine(max_sequences=_ROWS, device="cpu"))
         self._engine.load(base, config.base.dtype)
         self._trainer.save(folder / "v0")
         self._engine.activate(0, folder / "v0" / "adapter")

@@ -23,7 +23,7 @@ from echo_hub.learner.client import open_learner
 from echo_hub.models import addmix3_path
 from echo_hub.tokens import Tokenizer
 from echo_node.engines.base import Completion, Job
-from echo_node.engines.dialogues import generate_dialogues
+from echo_node.engines.driver import Driver
 from echo_node.engines.torch import KEPT_BYTES, TorchEngine
 from echo_p2p.text import TurnText
 from echo_p2p.wire import Sampling, Turns
@@ -70,10 +70,11 @@ def run(kept_bytes: int, adapter: Path) -> tuple[list[Completion], TorchEngine, 
     best = float("inf")
     for _ in range(ROUNDS):
         engine = TorchEngine(max_sequences=GROUPS * GROUP, device="cpu", kept_bytes=kept_bytes)
-        engine.load(addmix3_path(), "float32")
-        engine.activate(0, adapter)
+        driver = Driver(engine, lambda stop: text)
+        driver.load(addmix3_path(), "float32")
+        driver.activate(0, adapter)
         start = time.perf_counter()
-        answers = generate_dialogues(engine.generate, lambda stop: text, jobs(tokenizer))
+        answers = driver.generate(jobs(tokenizer))
         best = min(best, time.perf_counter() - start)
     return answers, engine, best
 

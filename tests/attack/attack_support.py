@@ -32,10 +32,10 @@ from echo_hub.rollouts.pace import Paces
 from echo_hub.service import Hub, open_hub
 from echo_hub.tally import FrontSnapshot
 from echo_hub.tokens import Tokenizer
-from echo_node.engines.dialogues import generate_dialogues
+from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
 from echo_node.hub import Hub as HubClient
-from echo_node.worker import jobs_of, submissions
+from echo_node.worker import jobs_of, submission
 from echo_p2p import PROTOCOL
 from echo_p2p.envelope import open_envelope, seal
 from echo_p2p.identity import Identity
@@ -145,10 +145,9 @@ class Arena:
         self.clock = clock
         self.honest, self.attacker, self.accomplice = nodes
         self._token = trio.lowlevel.current_trio_token()
-        self._engine = TorchEngine(max_sequences=64, device="cpu")
-        self._engine.load(addmix3_path(), "float32")
         text = TurnText.load(addmix3_path(), Tokenizer.load(addmix3_path()).eos)
-        self._text: Callable[[Sequence[int]], TurnText] = lambda stop: text
+        self._engine = Driver(TorchEngine(max_sequences=64, device="cpu"), lambda stop: text)
+        self._engine.load(addmix3_path(), "float32")
         self._loaded: int | None = None
         self._busy = trio.Lock()
         self._ahead = ahead
@@ -170,10 +169,11 @@ class Arena:
             if version != self._loaded:
                 self._engine.activate(version, self.folder.adapter(version))
                 self._loaded = version
-            done = await trio.to_thread.run_sync(
-                generate_dialogues, self._engine.generate, self._text, jobs
-            )
-        return submissions(RUN_ID, version, tuple(leases), done)
+            answers = iter(await trio.to_thread.run_sync(self._engine.generate, jobs))
+        return [
+            submission(RUN_ID, version, lease, [next(answers) for _ in range(lease.group_size)])
+            for lease in leases
+        ]
 
     async def ready(self, node: Node, version: int = 0) -> Submission:
         """The honest answer to a lease of a node; not handed in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from echo_node.engines.base import Job
 from echo_node.engines.draw import Sampler, Stream, Way
 from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
+from echo_p2p.canary import CANARY_FILE, Canary, CanarySequence, write_canary
 from echo_p2p.errors import EngineError
 from echo_p2p.sampling import keys_to_torch, row_keys, sample
 from echo_p2p.wire import Sampling
@@ -209,6 +211,59 @@ def test_a_bad_adapter_leaves_the_last_version_active(
     with pytest.raises(EngineError, match=complaint):
         engine.activate(2, bad)
     assert engine.generate(work) == before
+
+
+def _canary_of(base: Path, adapter: Path, *, tolerance: float = 1e-3) -> Canary:
+    """What this adapter says to two sequences, as PEFT computes it, of their last three tokens."""
+    policy = reference(base, adapter)
+    said = []
+    for tokens in ([5, 9, 12, 40, 3, 8], [7, 7, 1, 30]):
+        with torch.no_grad():
+            logprobs = policy(input_ids=torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+        found = logprobs.gather(-1, torch.tensor(tokens)[1:, None])[:, 0].tolist()
+        said.append(CanarySequence(tokens, found[-3:]))
+    return Canary(said, tolerance)
+
+
+def test_a_version_that_says_what_the_hub_says_is_used_while_others_run(
+    engine: Driver, base: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    version = shutil.copytree(adapters[1], tmp_path / "version")
+    write_canary(version, _canary_of(base, version))
+    work = jobs(8)
+    alone = engine.generate(work)
+    for number, job in enumerate(work):
+        engine.submit(number, job)
+    done = engine.step()
+    engine.activate(2, version)
+    (new,) = jobs(1)
+    engine.submit(100, new)
+    while engine.running:
+        done += engine.step()
+    assert [one.number for one in done][-1] == 100  # the older version's go first
+    by_number = {one.number: one for one in done}
+    assert [by_number[i].completion.tokens for i in range(8)] == [one.tokens for one in alone]
+    assert [by_number[i].version for i in range(8)] == [1] * 8
+    assert by_number[100].version == 2
+    check_completion(reference(base, version), new, by_number[100].completion)
+
+
+def test_a_version_that_says_something_else_here_than_at_the_hub_is_refused(
+    engine: Driver, base: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    work = jobs(4)
+    before = engine.generate(work)
+    drifted = shutil.copytree(adapters[1], tmp_path / "version")
+    write_canary(drifted, _canary_of(base, adapters[0]))  # of other weights
+    with pytest.raises(EngineError, match="other log-probabilities here than at the hub"):
+        engine.activate(2, drifted)
+    assert engine.generate(work) == before
+    assert engine.active == 1
+    (drifted / CANARY_FILE).write_text("{}")
+    with pytest.raises(EngineError, match="version 2 is not used"):
+        engine.activate(2, drifted)
+    write_canary(drifted, _canary_of(base, drifted))
+    engine.activate(2, drifted)
 
 
 def test_a_bad_first_adapter_leaves_none_active(base: Path, tmp_path: Path) -> None:

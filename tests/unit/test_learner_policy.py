@@ -23,6 +23,7 @@ from echo_hub.learner.batches import rows_of
 from echo_hub.learner.policy import Policy
 from echo_hub.models import addmix3_path
 from echo_node.engines.base import Job
+from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
 from echo_p2p.errors import ConfigError, LearnerError
 from echo_p2p.toml import validate
@@ -240,7 +241,7 @@ def test_a_scaled_adapter_on_any_layers_is_what_engine_and_auditor_merge(
         torch.testing.assert_close(reference_logprobs(loaded), expected, atol=1e-5, rtol=0)
         with Reader(policy).wearing(tmp_path / "adapter"):
             torch.testing.assert_close(policy.logprobs(RAGGED), expected, atol=1e-4, rtol=0)
-    engine = TorchEngine(max_sequences=4, device="cpu")
+    engine = Driver(TorchEngine(max_sequences=4, device="cpu"))
     engine.load(addmix3_path(), "float32")
     engine.activate(1, tmp_path / "adapter")
     sampling = Sampling(temperature=1.0, max_new_tokens=12, stop=(1,))

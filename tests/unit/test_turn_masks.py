@@ -7,7 +7,6 @@ exactly, and the spans that are said to be observed are those that the policy di
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,8 +28,8 @@ from echo_hub.tasks import TASK_NAMES, make_task
 from echo_hub.tasks.replay import Answered
 from echo_hub.tokens import Tokenizer
 from echo_node.engines.base import Completion, Job
-from echo_node.engines.dialogues import generate_dialogues
-from echo_node.worker import submissions
+from echo_node.engines.dialogues import Course, reply_of
+from echo_node.worker import submission
 from echo_p2p.text import TurnText
 from echo_p2p.wire import Lease, Sampling, pack_tokens
 
@@ -52,10 +51,7 @@ class RandomPolicy:
         self.asked: list[Job] = []
         self.said: list[list[int]] = []
 
-    def generate(self, jobs: Sequence[Job]) -> list[Completion]:
-        return [self._answer(job) for job in jobs]
-
-    def _answer(self, job: Job) -> Completion:
+    def answer(self, job: Job) -> Completion:
         room = job.sampling.max_new_tokens
         tokens = [self._chance.randrange(self._vocab) for _ in range(self._chance.randint(0, 12))]
         tokens = [token for token in tokens if token != self._stop]
@@ -102,7 +98,12 @@ def check(scorer: Scorer, base: Path, made: MadePrompt, index: int, seed: int) -
     sampling = Sampling(temperature=1.0, max_new_tokens=MOST, stop=tokenizer.eos)
     job = Job(made.tokens, 7, 0, sampling, made.turns)
     text = TurnText.load(base, sampling.stop)
-    (answer,) = generate_dialogues(policy.generate, lambda stop: text, [job])
+    assert made.turns is not None
+    course, reply = Course(job), reply_of(made.turns, text)
+    while course.say(policy.answer(course.next_turn)):
+        if not course.hear(reply(course.dialogue.turns)):
+            break
+    answer = course.completion
     # every turn continues, token for token, what was there before it
     for earlier, turn, later in zip(policy.asked, policy.said, policy.asked[1:], strict=False):
         so_far = [*earlier.prompt, *turn]
@@ -119,7 +120,7 @@ def check(scorer: Scorer, base: Path, made: MadePrompt, index: int, seed: int) -
     logprobs = [-1.0 if ours else 0.0 for ours in sampled]
     assert answer.logprobs == logprobs
     # the learner gets the same spans by way of wire, checks and replay
-    group = Group.of(0, LEASE, submissions("r", 0, (lease(made, sampling),), [answer])[0], sampling)
+    group = Group.of(0, LEASE, submission("r", 0, lease(made, sampling), [answer]), sampling)
     rollout = group.scored([0.5]).rollouts[0]
     assert (rollout.tokens, rollout.observed) == (answer.tokens, answer.observed)
     answered = [Answered(rollout.tokens, rollout.observed)]

@@ -20,15 +20,20 @@ from echo_hub.learner.trainer import Trainer
 from echo_hub.models import addmix3_path
 from echo_hub.models.make_addmix3 import MAX_ANSWER_TOKENS, VOCABULARY, encode
 from echo_node.engines.base import Job
+from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
 from echo_p2p.artifact.delta import decode
 from echo_p2p.artifact.delta import encode as encode_delta
 from echo_p2p.artifact.segments import plan
+from echo_p2p.canary import read_canary
 from echo_p2p.errors import EngineError
 from echo_p2p.wire import FileEntry, Sampling
 
 GROUP = 8
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=MAX_ANSWER_TOKENS, stop=(VOCABULARY["<eos>"],))
+
+
+CANARY = [encode("12+7="), encode("430+57=")]
 
 
 class Run:
@@ -39,9 +44,9 @@ class Run:
             learner={"adapter": "none", "learning_rate": 1e-4, "staleness": 0, **learner}
         )
         self.folder = folder
-        self.trainer = Trainer(load_policy(config), config)
+        self.trainer = Trainer(load_policy(config), config, canary=CANARY)
         self.auditor = Auditor(self.trainer.policy)
-        self.engine = TorchEngine(max_sequences=512, device="cpu")
+        self.engine = Driver(TorchEngine(max_sequences=512, device="cpu"))
         self.engine.load(addmix3_path(), "float32")
         self.trainer.save(self.adapter.parent)
         self.engine.activate(0, self.adapter)
@@ -105,17 +110,15 @@ def test_two_updates_are_sampled_from_audited_and_sent(tmp_path: Path):
         metrics = run.update([group for group, _ in sampled])
         assert metrics["mismatch_max"] < 1e-3
         folders.append(run.adapter)
+    assert all(read_canary(folder) for folder in folders)  # which the engine checked
     assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 3
     for ((group, seed), adapter), other in zip(work, folders[1:], strict=True):
         honest, false = run.audit(group, seed, adapter), run.audit(group, seed, other)
         assert (honest.mismatches, honest.max_logprob_difference < 1e-3) == (0, True)
         assert false.max_logprob_difference > 1e-3  # said to be of another version
     for folder in folders:
-        assert {file.name for file in folder.iterdir()} == {
-            "config.json",
-            "generation_config.json",
-            "model.safetensors",
-        } or {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors"}
+        names = {file.name for file in folder.iterdir()} - {"generation_config.json"}
+        assert names == {"canary.json", "config.json", "model.safetensors"}
         assert str(addmix3_path()) not in (folder / "config.json").read_text()
     old, new = ((folder / "model.safetensors").read_bytes() for folder in folders[1:])
     assert _delta_size(old, new) < 0.9 * len(new)
@@ -190,7 +193,7 @@ def test_the_kind_of_version_does_not_change_within_a_run(first: Run, tmp_path: 
     adapter = make_adapter(addmix3_path(), tmp_path / "adapter", 1)
     with pytest.raises(EngineError, match="an adapter came where"):
         first.engine.activate(1, adapter)
-    engine = TorchEngine(max_sequences=4, device="cpu")
+    engine = Driver(TorchEngine(max_sequences=4, device="cpu"))
     engine.load(addmix3_path(), "float32")
     engine.activate(0, adapter)
     with pytest.raises(EngineError, match="of another shape"):

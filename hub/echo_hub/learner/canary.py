@@ -21,6 +21,7 @@ import torch
 from echo_hub.audit.reader import Reader
 from echo_hub.learner.adapters import lora_layers
 from echo_hub.learner.policy import Policy, PromptAndAnswer
+from echo_p2p import canary as canaries
 from echo_p2p.errors import LearnerError
 
 ANSWER_TOKENS = 4
@@ -51,6 +52,7 @@ class Canary:
         prompts: token ids of the prompts; without any, only the weights are compared.
         tolerance: most that a log-probability may differ, in nats.
         merges: merge the weights into the base as nodes do; not if that has 4 bits only.
+        for_nodes: most that a node's log-probabilities may differ from ours on average, in nats.
     """
 
     def __init__(
@@ -60,11 +62,33 @@ class Canary:
         *,
         tolerance: float,
         merges: bool = True,
+        for_nodes: float = 1.0,
     ) -> None:
         self._policy = policy
         self._merges = merges
         self._prompts = prompts
         self._tolerance = tolerance
+        self._for_nodes = for_nodes
+
+    @torch.no_grad()
+    def leave(self, folder: Path) -> None:
+        """Write beside a version's weights what a node that has them must find (`echo_p2p.canary`).
+
+        Nothing if they cannot be read back or give no numbers: `check` says so.
+        """
+        sequences = self._answered()
+        try:
+            found = self._read(folder, sequences)
+        except LearnerError:
+            return
+        if not torch.isfinite(found).all():
+            return
+        ends = found.view(len(sequences), ANSWER_TOKENS).tolist()
+        said = [
+            canaries.CanarySequence([*prompt, *answer], logprobs)
+            for (prompt, answer), logprobs in zip(sequences, ends, strict=True)
+        ]
+        canaries.write_canary(folder, canaries.Canary(said, self._for_nodes))
 
     @torch.no_grad()
     def check(self, folder: Path) -> float:

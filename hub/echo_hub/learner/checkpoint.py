@@ -16,7 +16,7 @@ A checkpoint folder holds
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ class TrainState:
         self.version = 0
         self.facts: dict[str, Any] = {}
         self.extra: dict[str, torch.Tensor] = {}
+        self.beside: Callable[[Path], None] | None = None
+        """Writes what else belongs beside the weights, given their folder."""
         self._policy = policy
         self._optimizer = optimizer
         self._device = torch.device(device)
@@ -94,6 +96,8 @@ class TrainState:
         try:
             with whole_folder(out) as draft:
                 self._policy.save_adapter(draft / "adapter")
+                if self.beside is not None:
+                    self.beside(draft / "adapter")
                 save_file(rest | self._generators(), draft / _STATE)
                 meta = Meta(FORMAT, self.version, self.facts, _digests(draft))
                 (draft / META).write_bytes(msgspec.json.format(msgspec.json.encode(meta)))

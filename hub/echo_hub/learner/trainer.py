@@ -37,6 +37,7 @@ from echo_hub.learner.samples import Batch, Part, Sample, make_batch
 from echo_hub.learner.schedule import step_size
 from echo_hub.learner.seen import Seen
 from echo_hub.learner.values import ValueHead
+from echo_p2p import canary as canaries
 from echo_p2p.errors import LearnerError, UpdateRefusedError
 
 
@@ -86,7 +87,15 @@ class Trainer:
         tolerance = config.guard.canary_difference or TOLERANCES[config.base.dtype]
         # nodes merge into the base, which is to be had neither in pieces nor in 4 bits
         merges = config.base.quantisation == "none" and not ranks.sharded
-        self._canary = Canary(policy, canary, tolerance=tolerance, merges=merges)
+        self._canary = Canary(
+            policy,
+            canary,
+            tolerance=tolerance,
+            merges=merges,
+            for_nodes=canaries.TOLERANCES[config.base.dtype],
+        )
+        if merges and canary:
+            self.state.beside = self._canary.leave
 
     @property
     def version(self) -> int:

@@ -28,10 +28,10 @@ _NOISE_ELEMENTS = 1 << 15  # what stays in a core's cache
 
 
 class Stream(NamedTuple):
-    """A row's noise: seed, index in the group, and the position that is drawn next."""
+    """A row's noise: seed, number in the group, and the position that is drawn next."""
 
     seed: int
-    index: int
+    rollout: int
     position: int
 
 

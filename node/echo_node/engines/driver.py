@@ -1,9 +1,9 @@
 """Drives an engine: what is the same for all of them, whatever computes the tokens.
 
-Promises: a version is used only if it computes finite log-probabilities, otherwise the last good
-one stays; a job is of the version that was active when it came, all its turns too; a job that the
-auditor could not derive again never reaches the engine; a failure loses the jobs that ran, says
-so, and leaves the driver usable.
+Promises: a version is used only if it gives its canary the hub's log-probabilities (finite ones, if
+the hub gave it none), otherwise the last good one stays; a job is of the version that was active
+when it came, all its turns too; a job that the auditor could not derive again never reaches the
+engine; a failure loses the jobs that ran, says so, and leaves the driver usable.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from echo_node.engines.base import (
@@ -23,8 +24,9 @@ from echo_node.engines.base import (
     fault_in_job,
 )
 from echo_node.engines.dialogues import Course, reply_of
+from echo_p2p.canary import difference, read_canary
 from echo_p2p.dialogue import TokenReply
-from echo_p2p.errors import EngineError
+from echo_p2p.errors import EngineError, ManifestError
 from echo_p2p.text import TurnText
 
 CANARY_TOKENS = 8
@@ -51,6 +53,7 @@ class _Running:
 
 @dataclass
 class _Version:
+    folder: Path
     released: bool = False
     jobs: set[int] = field(default_factory=set)
 
@@ -84,25 +87,44 @@ class Driver:
         """Make a version the one of jobs to come; on EngineError the last one stays."""
         if self.info is None:
             raise EngineError("no base model is loaded.")
-        if version == self.active:
-            return
-        if version not in self._versions:
+        known = self._versions.get(version)
+        if known is not None and known.folder != folder:
+            raise EngineError(f"version {version} is here already, from {known.folder}.")
+        if known is None:
             self.engine.add(version, folder)
             try:
-                self._check(version)
+                self._check(version, folder)
             except BaseException:
                 self.engine.remove(version)
                 raise
-            self._versions[version] = _Version()
+            self._versions[version] = _Version(folder)
         self._versions[version].released = False
         self.active = version
         self._tidy()
 
-    def _check(self, version: int) -> None:
+    def _check(self, version: int, folder: Path) -> None:
+        """EngineError unless the version says what its hub says it must, or at least numbers."""
         assert self.info is not None
-        tokens = list(range(min(CANARY_TOKENS, self.info.vocab_size, self.info.context)))
-        if not all(map(math.isfinite, self.engine.score(version, tokens))):
+        try:
+            canary = read_canary(folder)
+        except ManifestError as error:
+            raise EngineError(f"version {version} is not used: {error.message}") from error
+        longest = self.info.context
+        if canary is None or any(len(one.tokens) > longest for one in canary.sequences):
+            tokens = list(range(min(CANARY_TOKENS, self.info.vocab_size, longest)))
+            if not all(map(math.isfinite, self.engine.score(version, tokens))):
+                raise EngineError(f"version {version} computes non-finite logits; it is not used.")
+            return
+        found = difference(canary, partial(self.engine.score, version))
+        if math.isinf(found):
             raise EngineError(f"version {version} computes non-finite logits; it is not used.")
+        if not found <= canary.tolerance:
+            raise EngineError(
+                f"version {version} computes other log-probabilities here than at the hub: by "
+                f"{found:.3g} on average, where {canary.tolerance:g} is allowed; it is not used.",
+                fix="If this stays, try another engine (--engine) or look after the graphics "
+                "card: its memory or its driver may be faulty.",
+            )
 
     def release(self, version: int) -> None:
         """No job will name this version: forget it when it is not active and has none."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from echo_node.engines.adapter import Adapter, Merger, Version
 from echo_node.engines.base import Dtype, EngineInfo, Finished, Job, next_version
@@ -25,6 +25,7 @@ from echo_p2p.errors import EngineError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 KEPT_BYTES = 1 << 30
+SCORED_AT_ONCE = 64
 
 
 class TorchEngine:
@@ -109,8 +110,14 @@ class TorchEngine:
         """Raw log-probability of each token but the first."""
         self._use(version)
         ids = torch.tensor([list(tokens)], device=self._device)
-        logprobs = self._model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
-        found: list[float] = logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()
+        cache = DynamicCache(config=self._model.config)
+        found: list[float] = []
+        for start in range(0, len(tokens) - 1, SCORED_AT_ONCE):  # a whole text's logits are large
+            part = slice(start, min(start + SCORED_AT_ONCE, len(tokens) - 1))
+            output = self._model(input_ids=ids[:, part], past_key_values=cache, use_cache=True)
+            logprobs = output.logits[0].float().log_softmax(-1)
+            following = ids[0, part.start + 1 : part.stop + 1, None]
+            found += logprobs.gather(-1, following)[:, 0].tolist()
         return found
 
     def submit(self, number: int, version: int, job: Job) -> None:
