@@ -64,7 +64,7 @@ def make_app(site: Site) -> Guards:
         redoc_url=None,
         openapi_url="/api/openapi.json",
         generate_unique_id_function=_operation_id,
-        responses={code: errors.RESPONSES[code] for code in (400, 401, 422)},
+        responses=errors.RESPONSES,
     )
     app.state.site = site
     errors.install(app)

@@ -37,8 +37,12 @@ class Delivery:
         except trio.WouldBlock:
             log.warning("alert %s is not sent: too many wait already", alert.kind)
 
+    def close(self) -> None:
+        """No more alerts come: `run` ends with those that wait."""
+        self._to_send.close()
+
     async def run(self) -> None:
-        """Send what comes, one after the other, until cancelled."""
+        """Send what comes, one after the other, until closed or cancelled."""
         async for alert in self._waiting:
             body = alert.model_dump_json().replace("{", f'{{"run":"{self._run}",', 1)
             if self._rules.webhook:

@@ -20,6 +20,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         "description": "From another site, or without its CSRF token.",
     },
     404: {"model": Problem, "description": "There is no such thing."},
+    408: {"model": Problem, "description": "The body did not come in time."},
     409: {"model": Problem, "description": "The run is not in a state for this."},
     413: {"model": Problem, "description": "The body is too large."},
     422: {"model": Problem, "description": "A value is wrong."},
@@ -67,7 +68,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> JSONResponse:
-        codes = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+        codes = {404: "not_found", 405: "not_allowed", 408: "too_slow", 413: "too_large"}
         code = codes.get(error.status_code, "bad_request")
         return problem(
             error.status_code, code, str(error.detail), headers=dict(error.headers or {})

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 import trio
+from fastapi import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 
@@ -56,12 +57,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class _BodyError(Exception):
-    """A body that is too large, or comes too slowly."""
-
-    def __init__(self, response: Response) -> None:
-        super().__init__("body")
-        self.response = response
+class _BodyError(HTTPException):
+    """A body that is too large, or comes too slowly. FastAPI lets this kind of error through."""
 
 
 class Guards:
@@ -86,7 +83,7 @@ class Guards:
                 return
             await self._app(scope, receive, send)
             return
-        started = False
+        started = unread = False
         headers = [*HEADERS, _HSTS] if scope["scheme"] == "https" else HEADERS
 
         async def guarded_send(message: Message) -> None:
@@ -97,19 +94,27 @@ class Guards:
                 extra = [pair for pair in headers if pair[0] not in given]
                 if not scope["path"].startswith(OPEN_FOLDERS) and b"cache-control" not in given:
                     extra.append((b"cache-control", b"no-store"))
+                if unread:  # of a body: the connection cannot be used again
+                    extra.append((b"connection", b"close"))
                 message = {**message, "headers": [*message.get("headers", []), *extra]}
             await send(message)
+
+        def gave_up() -> None:
+            nonlocal unread
+            unread = True
 
         request = Request(scope)
         refusal = self._refusal(request)
         if refusal is not None:
+            unread = request.method not in SAFE_METHODS
             await refusal(scope, receive, guarded_send)
             return
         try:
-            await self._app(scope, _bounded(receive, request.headers), guarded_send)
-        except _BodyError as error:
+            await self._app(scope, _bounded(receive, gave_up), guarded_send)
+        except _BodyError as error:  # of what reads its body by itself
             if not started:
-                await error.response(scope, receive, guarded_send)
+                response = problem(error.status_code, "too_large", error.detail)
+                await response(scope, receive, guarded_send)
 
     def _refusal(self, request: Request) -> Response | None:
         """Why a request goes no further; None if it does."""
@@ -189,8 +194,8 @@ def _is_within(path: str, places: tuple[str, ...]) -> bool:
     return any(path == place or path.startswith(place + "/") for place in places)
 
 
-def _bounded(receive: Receive, headers: Any) -> Receive:
-    """`receive` for a body that is short and comes in time."""
+def _bounded(receive: Receive, gave_up: Callable[[], None]) -> Receive:
+    """`receive` for a body that is short and comes in time; `gave_up` is called for any other."""
     seen, deadline = 0, trio.current_time() + BODY_S
     complete = False
 
@@ -201,10 +206,12 @@ def _bounded(receive: Receive, headers: Any) -> Receive:
         with trio.move_on_at(deadline) as late:
             message = await receive()
         if late.cancelled_caught:
-            raise _BodyError(problem(408, "too_slow", "the body did not come in time."))
+            gave_up()
+            raise _BodyError(408, "the body did not come in time.")
         seen += len(message.get("body", b""))
         if seen > MOST_BODY:
-            raise _BodyError(problem(413, "too_large", f"bodies may have {MOST_BODY} bytes."))
+            gave_up()
+            raise _BodyError(413, f"bodies may have {MOST_BODY} bytes.")
         complete = message["type"] != "http.request" or not message.get("more_body", False)
         return message
 
