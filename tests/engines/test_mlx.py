@@ -11,6 +11,7 @@ import pytest
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed")
 
 import torch  # noqa: E402
+import trio  # noqa: E402
 from engine_models import (  # noqa: E402
     CONTEXT,
     VOCAB,
@@ -20,14 +21,20 @@ from engine_models import (  # noqa: E402
     reference,
 )
 from safetensors.torch import load_file, save_file  # noqa: E402
+from test_engine_turns import check as check_dialogue  # noqa: E402
+from test_engine_turns import jobs as dialogues  # noqa: E402
+from test_engine_turns import text as words  # noqa: E402, F401
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-from echo_node.engines import mlx_batch  # noqa: E402
+from echo_node.engines import mlx, mlx_batch  # noqa: E402
 from echo_node.engines.base import Completion, Job  # noqa: E402
 from echo_node.engines.driver import Driver  # noqa: E402
 from echo_node.engines.mlx import MlxEngine  # noqa: E402
+from echo_node.engines.prefixes import Prefixes  # noqa: E402
+from echo_node.engines.remote import open_engine  # noqa: E402
 from echo_node.engines.torch import TorchEngine  # noqa: E402
-from echo_p2p.errors import EngineError  # noqa: E402
+from echo_p2p.errors import EngineError, ProcessError  # noqa: E402
+from echo_p2p.text import TurnText  # noqa: E402
 from echo_p2p.wire import Sampling  # noqa: E402
 
 pytestmark = pytest.mark.mlx
@@ -250,13 +257,13 @@ def test_a_device_that_says_nothing_of_itself_is_good_enough(
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"), [("[malloc] Unable to allocate 9 bytes.", MemoryError), ("no", EngineError)]
+    ("said", "kind"), [("[malloc] Unable to allocate 9 bytes.", MemoryError), ("no", EngineError)]
 )
 def test_a_failure_loses_the_jobs_that_ran_and_nothing_else(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch, words: str, kind: type[Exception]
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, said: str, kind: type[Exception]
 ) -> None:
     def failing(*_: Any) -> None:
-        raise RuntimeError(words)
+        raise RuntimeError(said)
 
     work = jobs(6)
     expected = driver.generate(work)
@@ -269,6 +276,57 @@ def test_a_failure_loses_the_jobs_that_ran_and_nothing_else(
             driver.step()
     assert driver.running == driver.engine.running == 0
     assert driver.generate(work) == expected
+
+
+# --- dialogues, and the engine's process ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept_bytes", [mlx.KEPT_BYTES, 20_000, 0])
+def test_dialogues_read_on_from_what_is_kept(
+    base: Path,
+    adapters: list[Path],
+    words: TurnText,  # noqa: F811
+    kept_bytes: int,
+) -> None:
+    engine = MlxEngine(max_sequences=16)
+    engine.prefixes = Prefixes(kept_bytes)
+    driver = Driver(engine, lambda stop: words)
+    driver.load(base, "float32")
+    driver.activate(1, adapters[0])
+    policy = reference(base, adapters[0])
+    work = dialogues(24)
+    for job, answer in zip(work, driver.generate(work), strict=True):
+        check_dialogue(policy, job, answer, words)
+    prefixes = engine.prefixes
+    if kept_bytes == mlx.KEPT_BYTES:
+        assert prefixes.reused > prefixes.read > 0
+        driver.activate(2, adapters[1])
+        driver.release(1)
+        assert len(prefixes) == 0 == prefixes.size
+    else:
+        assert (prefixes.reused > 0) == (kept_bytes > 0)
+
+
+def test_the_engines_process_runs_it(base: Path, adapters: list[Path], tmp_path: Path) -> None:
+    work = jobs(8)
+
+    async def main() -> None:
+        log = tmp_path / "log"
+        async with open_engine(threads=1, max_sequences=4, log_path=log, engine="mlx") as engine:
+            info = await engine.load(base, "float32")
+            assert (info.name, info.vocab_size, info.context) == ("mlx", VOCAB, CONTEXT)
+            with pytest.raises(EngineError, match="cannot read"):
+                await engine.activate(1, tmp_path)
+            await engine.activate(1, adapters[0])
+            policy = reference(base, adapters[0])
+            for job, answer in zip(work, await engine.generate(work), strict=True):
+                check_completion(policy, job, answer)
+            engine.kill()
+            with pytest.raises(ProcessError, match="ended with code -9"):
+                await engine.generate(work)
+            assert len(await engine.generate(work[:2])) == 2  # by another process
+
+    trio.run(main)
 
 
 # --- what is refused ------------------------------------------------------------------------------

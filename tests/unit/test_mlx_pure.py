@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echo_node.engines import choice
 from echo_node.engines.adapter_config import scale_of
 from echo_node.engines.mlx_adapter import to_mlx
 from echo_node.engines.mlx_config import PROVEN, overrides
 from echo_node.engines.mlx_limits import Pace, memory_plan, rest_s, rows_that_fit
-from echo_p2p.errors import EngineError
+from echo_p2p.errors import ConfigError, EngineError
 
 GIB = 1 << 30
 NAMES = st.from_regex(r"model\.layers\.[0-9]{1,2}\.[a-z_]{1,9}", fullmatch=True)
@@ -167,3 +168,28 @@ def test_the_rest_keeps_the_share_of_time_worked() -> None:
     pace = Pace()
     rests = [pace.rest_s(1.2, 0.5), *(pace.rest_s(0.0, 0.5) for _ in range(3))]
     assert rests == pytest.approx([0.5, 0.5, 0.2, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "installed", "best"),
+    [
+        ("darwin", "arm64", True, True),
+        ("darwin", "arm64", False, False),
+        ("darwin", "x86_64", True, False),
+        ("linux", "aarch64", True, False),
+    ],
+)
+def test_mlx_is_best_on_apples_chips_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, system: str, machine: str, installed: bool, best: bool
+) -> None:
+    monkeypatch.setattr(choice.sys, "platform", system)
+    monkeypatch.setattr(choice.platform, "machine", lambda: machine)
+    monkeypatch.setattr(choice, "find_spec", lambda _: object() if installed else None)
+    assert choice.mlx_is_best() == best
+
+
+def test_engines_are_named_or_addressed() -> None:
+    for name in ("mlx", "http://10.0.0.7:8000", "https://models.example#base"):
+        choice.check_name(name)
+    with pytest.raises(ConfigError, match="no engine 'ftp"):
+        choice.check_name("ftp://10.0.0.7")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
+import sys
 from importlib.util import find_spec
 
 from echo_node.engines.base import Engine
@@ -37,7 +39,7 @@ def make_engine(name: str, *, max_sequences: int, threads: int) -> Engine:
         from echo_node.engines.openai import ServerEngine
 
         return ServerEngine(name, max_sequences=max_sequences)
-    if name == "mlx":
+    if name == "mlx" or (name == AUTO and mlx_is_best()):
         return _mlx(max_sequences=max_sequences)
     if name == "vllm" or (name == AUTO and _vllm_is_best()):
         return _vllm(max_sequences=max_sequences, threads=threads)
@@ -46,7 +48,7 @@ def make_engine(name: str, *, max_sequences: int, threads: int) -> Engine:
 
 def import_engine(name: str) -> None:
     """Import what `make_engine` will need, ahead of time; raises whatever the import does."""
-    if name == "mlx":
+    if name == "mlx" or (name == AUTO and mlx_is_best()):
         importlib.import_module("echo_node.engines.mlx")
     elif name in (AUTO, "torch"):
         importlib.import_module("echo_node.engines.torch")
@@ -61,6 +63,12 @@ def _mlx(*, max_sequences: int) -> Engine:
             f"MLX cannot be used here: {error}.", fix="Install it: pip install 'echo-p2p[mac]'."
         ) from error
     return MlxEngine(max_sequences=max_sequences)
+
+
+def mlx_is_best() -> bool:
+    """On an Apple chip, where it is installed."""
+    apple = (sys.platform, platform.machine()) == ("darwin", "arm64")
+    return apple and find_spec("mlx_lm") is not None
 
 
 def _vllm_is_best() -> bool:

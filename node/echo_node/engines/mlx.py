@@ -21,7 +21,11 @@ from echo_node.engines.base import Dtype, EngineInfo, Finished, Job
 from echo_node.engines.mlx_batch import PREFILL_PROMPTS, Batch, Prefill, Row
 from echo_node.engines.mlx_limits import MemoryPlan, Pace, memory_plan, rows_that_fit
 from echo_node.engines.mlx_model import MlxModel, Policy
+from echo_node.engines.prefixes import Prefixes
 from echo_p2p.errors import EngineError
+
+KEPT_BYTES = 1 << 30
+"""Most keys and values that are kept from turn to turn."""
 
 _MEMORY_WORDS = ("allocate", "memory", "buffer size")
 
@@ -39,6 +43,7 @@ class MlxEngine:
         self, *, max_sequences: int, memory_bytes: int | None = None, duty: float = 1.0
     ) -> None:
         self.duty = duty
+        self.prefixes = Prefixes(KEPT_BYTES)
         self._most = self._max_sequences = max_sequences
         self._memory_bytes = memory_bytes
         self._memory: MemoryPlan | None = None
@@ -85,6 +90,7 @@ class MlxEngine:
     def remove(self, version: int) -> None:
         """Forget a version, of which no job runs."""
         self._policies.pop(version)
+        self.prefixes.forget(version)
         self._batches.pop(version, None)
         self._loaded.wear(next(iter(self._policies.values()), None))
         mx.clear_cache()
@@ -147,7 +153,9 @@ class MlxEngine:
             batch = self._batches.get(version)
             if batch is None:
                 model = self._loaded
-                batch = self._batches[version] = Batch(model.module, model.vocab_size)
+                batch = self._batches[version] = Batch(
+                    model.module, model.vocab_size, version=version, prefixes=self.prefixes
+                )
             batch.join(prefill)
 
     def _next_prefill(self) -> tuple[int, Prefill] | None:
@@ -170,12 +178,13 @@ class MlxEngine:
             return None
         for row in rows:
             del self._waiting[row.number]
-        return version, Prefill(self._loaded.module, rows)
+        reading = Prefill(self._loaded.module, rows, version=version, prefixes=self.prefixes)
+        return version, reading
 
     def _fitting(self, longest: int) -> int:
         if self._memory is None:
             return self._most
-        free = self._memory.limit - self._weight_bytes
+        free = self._memory.limit - self._weight_bytes - self.prefixes.size
         return min(self._most, rows_that_fit(free, longest, self._loaded.token_bytes))
 
     def _sample(self) -> list[Finished]:
@@ -232,6 +241,7 @@ class MlxEngine:
         self._waiting.clear()
         self._batches.clear()
         self._prefill = None
+        self.prefixes.clear()
         mx.clear_cache()
 
 

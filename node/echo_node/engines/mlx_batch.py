@@ -19,6 +19,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from echo_node.engines.base import Completion, Finished, Job
 from echo_node.engines.mlx_sampling import Drawer
+from echo_node.engines.prefixes import Prefix, Prefixes, Stream
 from echo_p2p.errors import EngineError
 
 PREFILL_TOKENS = 2048
@@ -36,6 +37,10 @@ class Row:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.drawn = 0  # tokens, one more than are known while one is being computed
+
+    def stream(self, version: int) -> Stream:
+        """Under what its keys and values are kept."""
+        return version, self.job.seed, self.job.index
 
     @property
     def size(self) -> int:
@@ -57,18 +62,31 @@ class Row:
 
 
 class Prefill:
-    """The reading of the prompts of some rows, a piece at a time; the last token is left over."""
+    """The reading of the prompts of some rows, a piece at a time; the last token is left over.
 
-    def __init__(self, module: Any, rows: Sequence[Row]) -> None:
+    What is kept of a prompt's beginning from an earlier turn is put in front, and not read again.
+    """
+
+    def __init__(
+        self, module: Any, rows: Sequence[Row], *, version: int, prefixes: Prefixes
+    ) -> None:
         self.rows = list(rows)
         self._module = module
         number: dict[tuple[int, ...], int] = {}
         self._which = [number.setdefault(tuple(row.job.prompt), len(number)) for row in rows]
-        prompts = [prompt[:-1] for prompt in number]
+        kept: list[Prefix | None] = [None for _ in number]
+        for row, which in zip(rows, self._which, strict=True):
+            kept[which] = kept[which] or prefixes.take(row.stream(version), row.job.prompt)
+        prompts = [
+            prompt[len(one.tokens) if one else 0 : -1]
+            for prompt, one in zip(number, kept, strict=True)
+        ]
+        prefixes.reused += sum(len(one.tokens) for one in kept if one)
+        prefixes.read += sum(map(len, prompts))
         self._width = max(map(len, prompts))
         padding = [self._width - len(prompt) for prompt in prompts]
         self._padded = max(padding) > 0
-        single = [make_prompt_cache(module) for _ in prompts]
+        single = [_cache_of(module, one) for one in kept]
         self.cache = [layers[0].merge(layers) for layers in zip(*single, strict=True)]
         if self._padded:
             for layer in self.cache:
@@ -99,11 +117,24 @@ class Prefill:
         self._which = [self._which[i] for i in rows]
 
 
-class Batch:
-    """The rows of one version that are being answered."""
+def _cache_of(module: Any, kept: Prefix | None) -> list[Any]:
+    cache: list[Any] = make_prompt_cache(module)
+    if kept is not None:
+        for layer, (keys, values) in zip(cache, kept.layers, strict=True):
+            layer.state = keys[None], values[None], len(kept.tokens)
+    return cache
 
-    def __init__(self, module: Any, vocab_size: int) -> None:
+
+class Batch:
+    """The rows of one version that are being answered.
+
+    Args:
+        prefixes: gets the keys and values of rows that are done and may go on.
+    """
+
+    def __init__(self, module: Any, vocab_size: int, *, version: int, prefixes: Prefixes) -> None:
         self.rows: list[Row] = []
+        self._version, self._prefixes = version, prefixes
         self.sampled = 0
         """Tokens that were looked at."""
         self._module = module
@@ -144,10 +175,20 @@ class Batch:
                 raise EngineError("the policy computes non-finite logits.")
             if self.rows[i].take(token, logprob):
                 done.append(i)
+        self._store([i for i in done if self.rows[i].job.keep])
         finished = [self.rows[i].finished for i in done]
         if done:
             self.keep([i for i in range(len(self.rows)) if i not in set(done)])
         return finished
+
+    def _store(self, done: Sequence[int]) -> None:
+        for i in done:
+            row = self.rows[i]
+            read = [*row.job.prompt, *row.tokens][: len(row.job.prompt) - 1 + row.drawn]
+            single = [layer.extract(i) for layer in self._cache]
+            prefix = Prefix(read, [(layer.keys[0], layer.values[0]) for layer in single])
+            mx.eval(prefix.layers)
+            self._prefixes.put(row.stream(self._version), prefix)
 
     def _begin(self, tokens: mx.array) -> None:
         logits = self._module(tokens[:, None], cache=self._cache)[:, -1].astype(mx.float32)

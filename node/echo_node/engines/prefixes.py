@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import Any
 
 Stream = tuple[int, int, int]
 """Whose: version, seed of the lease, index in the group."""
@@ -19,14 +18,15 @@ Stream = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Prefix:
-    """`tokens` and, for each layer, their keys and values [heads, tokens, width]."""
+    """`tokens` and, for each layer, their keys and values: the engine's arrays, [heads, tokens,
+    width]."""
 
     tokens: list[int]
-    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    layers: list[tuple[Any, Any]]
 
     @property
     def size(self) -> int:
-        """Bytes of the tensors."""
+        """Bytes of the arrays."""
         return sum(part.nbytes for layer in self.layers for part in layer)
 
 
@@ -39,6 +39,11 @@ class Prefixes:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[Stream, Prefix] = OrderedDict()
         self._bytes = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return self._bytes
 
     def __len__(self) -> int:
         return len(self._kept)
