@@ -237,6 +237,18 @@ class DialogueError(EchoError):
     exit_code = 14
 
 
+class NotRunningError(EchoError):
+    """No node is running here, or it does not answer."""
+
+    exit_code = 16
+
+
+class AlreadyRunningError(EchoError):
+    """A node with this identity is running already."""
+
+    exit_code = 17
+
+
 class StoppedError(EchoError):
     """Somebody stopped the program before it was done."""
 

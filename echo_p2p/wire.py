@@ -324,6 +324,12 @@ class LeaseReturn(Message, frozen=True):
     lease_ids: Annotated[tuple[Bytes16, ...], Meta(max_length=1024)]
 
 
+class Farewell(Message, frozen=True):
+    """The node leaves the run: leases that it still holds go to others, and nothing is awaited."""
+
+    run_id: RunId
+
+
 class Done(Message, frozen=True):
     """A request was carried out and has nothing to say."""
 
@@ -535,6 +541,7 @@ HubRequest = (
     | LatestRequest
     | LeaseRequest
     | LeaseReturn
+    | Farewell
     | TurnRequest
     | Introduce
     | CreditRequest

@@ -35,6 +35,8 @@ class Peer:
 
     def __init__(self, identity: Identity, host: Host, traffic: Traffic) -> None:
         self.identity = identity
+        self.withholds = False
+        """For now no chunks are given to others, whatever the limits allow."""
         self._traffic = traffic
         self.addresses: tuple[str, ...] = addresses.dialable(
             host.get_transport_addrs(), identity.peer_id

@@ -120,7 +120,7 @@ class Answers:
 
     @property
     def _gives(self) -> bool:
-        return self._peer.limits.gives
+        return self._peer.limits.gives and not self._peer.withholds
 
     async def answer(self, remote: Remote, request: SwarmRequest) -> Message | Sending:
         if not self._gives:

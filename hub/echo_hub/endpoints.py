@@ -29,6 +29,7 @@ from echo_p2p.wire import (
     BadChunkReport,
     CreditRequest,
     Done,
+    Farewell,
     Heartbeat,
     Hello,
     HubRequest,
@@ -149,6 +150,8 @@ class Endpoints:
             case CreditRequest():
                 self._admit(remote)
                 return await self._credit.statement(remote.public_key)
+            case Farewell():
+                return await self._front.farewell(remote.public_key)
             case TurnRequest():
                 return await self._front.take_turns(remote.public_key, request)
         raise PeerRefusedError("this is no request to a hub.", code="bad_message")

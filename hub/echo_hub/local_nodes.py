@@ -18,7 +18,9 @@ import trio
 
 from echo_hub.paths import RunFolder
 
-JOIN = ("echo_node.cli", "join", "--json", "--until-eof")
+JOIN = (
+    "echo_node.cli", "join", "--json", "--until-eof", "--limit", "priority=normal",
+)  # fmt: skip
 """The module to run, and its first arguments."""
 
 

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from echo_node.console import open_console
 from echo_node.engines.base import Completion, EngineInfo, Job
 from echo_node.engines.remote import RemoteEngine
+from echo_node.limits.book import Book
 from echo_node.node import JoinOptions, join
 from echo_node.paths import node_folder
 from echo_p2p.errors import EchoError
@@ -128,7 +129,7 @@ def main() -> None:
         folder=node_folder(asked.data_dir),
         bootstrap=asked.bootstrap,
         listen=(asked.listen,),
-        threads=asked.threads,
+        book=Book().changed({"cpu_threads": str(asked.threads), "priority": "normal"}, "flag"),
         until_eof=True,
     )
     engine: Callable[..., Any] = partial(open_cheat, asked.way, asked.honest)

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echo_node.cli_own import add_commands
-from echo_node.cli_support import DataDir, errors_as_exit_codes, set_up_logging
+from echo_node.cli_support import (
+    ConfigFile,
+    DataDir,
+    errors_as_exit_codes,
+    set_up_logging,
+)
+from echo_node.commands import limits, running
 from echo_p2p import __version__
 
 if TYPE_CHECKING:
@@ -65,12 +71,23 @@ def join(
     run: RunId = None,
     data_dir: DataDir = None,
     listen: Listen = None,
-    threads: Annotated[
-        int,
+    config: ConfigFile = None,
+    limit: Annotated[
+        list[str] | None,
         typer.Option(
-            min=0, envvar=THREADS_VARIABLE, help="CPU threads to use.", show_default="all cores"
+            metavar="NAME=VALUE",
+            help="A limit for this time, like ram=4GB; may be repeated. See `echo-node limits`.",
         ),
-    ] = 0,
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            envvar=THREADS_VARIABLE,
+            help="CPU threads to use: the limit cpu_threads.",
+            show_default="half of the cores",
+        ),
+    ] = None,
     max_sequences: Annotated[
         int | None,
         typer.Option(
@@ -83,17 +100,26 @@ def join(
         str, typer.Option(help="What generates: auto, or the name of an engine.")
     ] = "auto",
     max_upload: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="RATE",
             help="Most to send, like 20mbit or 2.5MB a second; 0 gives no chunks to other nodes.",
+            show_default="the limit upload",
         ),
-    ] = "unlimited",
+    ] = None,
     max_download: Annotated[
-        str, typer.Option(metavar="RATE", help="Most to receive, like 50mbit.")
-    ] = "unlimited",
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="Most to receive, like 50mbit.",
+            show_default="the limit download",
+        ),
+    ] = None,
     json_lines: Annotated[
         bool, typer.Option("--json", help="Print events as JSON, one object a line.")
+    ] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Plain lines, also on a terminal: for screen readers.")
     ] = False,
     log_level: Annotated[
         str, typer.Option(help="debug, info, warning or error; goes to stderr.")
@@ -110,32 +136,42 @@ def join(
     with errors_as_exit_codes(explained_with=(bootstrap, data_dir)):
         from echo_node.engines.choice import check_name
         from echo_node.node import JoinOptions
-        from echo_node.paths import node_folder
-        from echo_p2p.rates import parse_limits
+        from echo_node.paths import config_file, node_folder
 
         check_name(engine)
+        path = config_file(config)
+        book = limits.read_book(
+            path,
+            required=config is not None,
+            assignments=limit or [],
+            threads=threads,
+            upload=max_upload,
+            download=max_download,
+        )
         options = JoinOptions(
             folder=node_folder(data_dir),
             bootstrap=bootstrap,
             run=run,
             listen=tuple(listen or [LISTEN]),
-            threads=threads,
             max_sequences=max_sequences,
             engine=engine,
-            limits=parse_limits(upload=max_upload, download=max_download),
+            book=book,
+            config=path,
             until_eof=until_eof,
         )
-        raise typer.Exit(_run(options, json_lines))
+        raise typer.Exit(_run(options, json_lines=json_lines, plain=plain))
 
 
-def _run(options: JoinOptions, json_lines: bool) -> int:
+def _run(options: JoinOptions, *, json_lines: bool, plain: bool) -> int:
+    from functools import partial
+
     import trio
 
     from echo_node.console import open_console
     from echo_node.node import join
 
-    with open_console(json_lines=json_lines) as report:
-        return trio.run(join, options, report)
+    with open_console(json_lines=json_lines, plain=plain) as console:
+        return trio.run(partial(join, options, console, screen=console.screen))
 
 
 @app.command()
@@ -193,6 +229,8 @@ def doctor(
 
 
 add_commands(app)
+running.register(app)
+app.add_typer(limits.app, name="limits")
 
 
 def main() -> None:

@@ -23,6 +23,16 @@ DataDir = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar="ECHO_NODE_CONFIG",
+        metavar="FILE",
+        help="The node.toml with your limits.",
+        show_default="in the platform's configuration folder",
+    ),
+]
 
 
 @contextmanager

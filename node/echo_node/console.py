@@ -1,4 +1,4 @@
-"""Showing a node's events: a live line on a terminal, plain lines elsewhere, or JSON.
+"""Showing a node's events: a live screen on a terminal, plain lines elsewhere, or JSON.
 
 Promise: whatever happens to the output, the node goes on.
 """
@@ -9,20 +9,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TextIO
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
-from rich.status import Status
 
 from echo_node.events import (
+    Credited,
     Engine,
     Event,
     Fetched,
     Joined,
     Note,
+    Paused,
     Progress,
+    Resumed,
     Step,
     Summary,
     Tally,
@@ -30,6 +32,9 @@ from echo_node.events import (
     Verdict,
     Version,
 )
+from echo_node.screen.live import open_screen
+from echo_node.snapshot import Snapshot
+from echo_node.words import clean
 from echo_p2p.rates import UNLIMITED
 
 Report = Callable[[Event], None]
@@ -39,17 +44,32 @@ _WORTH_SHOWING_S = 1.0  # shorter downloads only flicker
 _PLAIN_PROGRESS_EVERY_S = 30.0
 
 
+@dataclass(frozen=True)
+class Shown:
+    """Call it with each event; `screen`, if there is one, with how the node stands."""
+
+    report: Report
+    screen: Callable[[Snapshot], None] | None = None
+
+    def __call__(self, event: Event) -> None:
+        self.report(event)
+
+
 @contextmanager
-def open_console(*, json_lines: bool) -> Iterator[Report]:
-    """Where events go for the length of the block."""
+def open_console(*, json_lines: bool, plain: bool = False) -> Iterator[Shown]:
+    """Where events go for the length of the block: a live screen on a terminal, else lines."""
     console = Console(stderr=not json_lines)
     if json_lines:
-        yield _sparing(_JsonLines(sys.stdout))
-    elif console.is_terminal:
-        with console.status("starting") as status:
-            yield _sparing(_Live(console, status))
+        yield Shown(_sparing(_JsonLines(sys.stdout)))
+    elif console.is_terminal and not console.is_dumb_terminal and not plain:
+        with open_screen(console, describe, _is_shown) as screen:
+            yield Shown(_sparing(screen), screen.show)
     else:
-        yield _sparing(_PlainLines(console))
+        yield Shown(_sparing(_PlainLines(console)))
+
+
+def _is_shown(event: Fetched) -> bool:
+    return _under_way(event) and _worth_showing(event)
 
 
 def _sparing(report: Report) -> Report:
@@ -90,7 +110,7 @@ class _PlainLines:
     def __call__(self, event: Event) -> None:
         now = time.monotonic()
         match event:
-            case Version():
+            case Version() | Credited():
                 return
             case Progress():
                 if now < self._next_progress:
@@ -112,43 +132,13 @@ def _under_way(event: Fetched) -> bool:
     return event.done_bytes < event.total_bytes
 
 
-class _Live:
-    """What is lasting scrolls by; what changes is in a line at the bottom, a download below it."""
-
-    def __init__(self, console: Console, status: Status) -> None:
-        self._console = console
-        self._status = status
-        self._doing = ""
-        self._download = ""
-
-    def __call__(self, event: Event) -> None:
-        text = escape(describe(event))
-        match event:
-            case Step() | Progress():
-                self._show(doing=text)
-            case Fetched():
-                shown = _under_way(event) and _worth_showing(event)
-                self._show(download=text if shown else "")
-            case Version():
-                self._show(download="")  # one that a newer version made needless may be there
-            case Trouble() | Verdict():
-                self._console.print(f"[yellow]{text}[/]", highlight=False)
-                if isinstance(event, Trouble) and event.retry_s is not None:
-                    self._show(doing="waiting for the hub ...", download="")
-            case Summary():
-                self._status.stop()
-                self._console.print(f"[bold]{text}[/]", highlight=False)
-            case _:
-                self._console.print(text, highlight=False)
-
-    def _show(self, *, doing: str | None = None, download: str | None = None) -> None:
-        self._doing = self._doing if doing is None else doing
-        self._download = self._download if download is None else download
-        self._status.update("\n  ".join(filter(None, (self._doing, self._download))))
-
-
 def describe(event: Event) -> str:
-    """An event as a sentence."""
+    """An event as a sentence. Some of its words may have come over the network: none of them is a
+    control character."""
+    return clean(_describe(event))
+
+
+def _describe(event: Event) -> str:
     match event:
         case Step():
             return f"{event.step} ..."
@@ -173,10 +163,24 @@ def describe(event: Event) -> str:
             return f"A group is not used after all ({event.code}): {event.message}"
         case Note():
             return event.message
+        case Credited():
+            name = f" in the name of {event.name}" if event.name else ""
+            return f"Credit: {event.tokens:,} tokens, {event.rollouts:,} rollouts{name}."
+        case Paused():
+            until = "" if event.until is None else f" until {clock_time(event.until)}"
+            return f"Paused{until}: {event.message}."
+        case Resumed():
+            return "Working again."
         case Summary():
             thanks = "The run is complete. Thank you! " if event.reason == "complete" else ""
             return f"{thanks}{event.wall_s:.0f} s: {_counts(event)}{_limits(event)}"
     raise AssertionError(event)
+
+
+def clock_time(moment: float) -> str:
+    """Of a moment within a day the time, else the date too; on this computer's clock."""
+    far = abs(moment - time.time()) > 20 * 3600
+    return time.strftime("%a %d %b %H:%M" if far else "%H:%M", time.localtime(moment))
 
 
 def _limits(event: Joined | Summary) -> str:

@@ -113,6 +113,21 @@ class Credited(Event, frozen=True):
     name: str
 
 
+class Paused(Event, frozen=True):
+    """Work stopped, or there are other reasons for that now.
+
+    `codes` are those of `limits.rules`; `until` in Unix seconds, None if nobody can know.
+    """
+
+    codes: list[str]
+    message: str
+    until: float | None = None
+
+
+class Resumed(Event, frozen=True):
+    """Work goes on."""
+
+
 class Note(Event, frozen=True):
     """Anything else worth a line."""
 

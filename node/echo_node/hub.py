@@ -28,6 +28,7 @@ from echo_p2p.wire import (
     CreditReply,
     CreditRequest,
     Done,
+    Farewell,
     HandedTurn,
     Heartbeat,
     Hello,
@@ -185,6 +186,10 @@ class Hub:
     async def give_back(self, lease_ids: Sequence[bytes]) -> None:
         """Return leases that will not be answered."""
         await self._ask(LeaseReturn(run_id=self._run_id, lease_ids=tuple(lease_ids)), Done)
+
+    async def farewell(self) -> None:
+        """Leave: whatever is still leased to us goes to others."""
+        await self._ask(Farewell(run_id=self._run_id), Done, deadline_s=STATISTICS_S)
 
     async def submit(self, envelope: bytes, lease_id: bytes) -> Receipt:
         """Hand in a submission."""

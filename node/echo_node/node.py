@@ -7,6 +7,7 @@ process imports neither torch nor hivemind.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -17,20 +18,29 @@ from typing import Any
 
 import trio
 
+from echo_node.chronicle import Chronicle
+from echo_node.control.desk import Desk
+from echo_node.control.lock import Holder, running_here
+from echo_node.control.server import listening
 from echo_node.credit import CreditKeeper
 from echo_node.deltas import Deltas
 from echo_node.downloads import Downloads
 from echo_node.engines.remote import RemoteEngine, open_engine
 from echo_node.events import Event, Note, Progress, Summary
+from echo_node.gate import Gate
+from echo_node.governor import Governed, Governor, rates_of
+from echo_node.limits.book import Book
 from echo_node.meter import Meter
 from echo_node.notice import Notice
 from echo_node.outbox import Outbox
-from echo_node.paths import NodeFolder
+from echo_node.paths import NodeFolder, config_file
 from echo_node.people import vouched_for
 from echo_node.planner import UNPLANNED, Planner
 from echo_node.policies import Policies
+from echo_node.sensors.computer import Computer, Sensors
 from echo_node.session import Parts, Sessions, step
-from echo_node.worker import Work
+from echo_node.snapshot import Snapshot
+from echo_node.standing import Standing
 from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import RunEntry
 from echo_p2p.bootstrap_source import load_bootstrap
@@ -38,12 +48,11 @@ from echo_p2p.errors import NetError
 from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, open_peer
 from echo_p2p.nursery import open_nursery
-from echo_p2p.rates import Limits
 from echo_p2p.swarm.exchange import Exchange
 
 BOOTSTRAP_S = 30.0
-STORE_BYTES = 50 << 30
 TICK_S = 2.0
+SCREEN_S = 0.5
 QUIT = 130
 _ANY_PLAN = Planner()
 
@@ -54,18 +63,19 @@ class JoinOptions:
 
     `max_sequences` None: as many answers at a time as the plan finds room for.
 
-    `until_eof` is for programs that start nodes: the node stops when its stdin is closed, so it
-    does not outlive a starter that was killed.
+    `book` has the limits to begin with, `config` is where changes of them are saved. `until_eof` is
+    for programs that start nodes: the node stops when its stdin is closed, so it does not outlive a
+    starter that was killed.
     """
 
     folder: NodeFolder
     bootstrap: str | None = None
     run: str | None = None
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    threads: int = 0
     max_sequences: int | None = None
     engine: str = "auto"
-    limits: Limits = field(default_factory=Limits)
+    book: Book = field(default_factory=Book)
+    config: Path = field(default_factory=config_file)
     until_eof: bool = False
 
 
@@ -74,32 +84,76 @@ async def join(
     report: Callable[[Event], None],
     *,
     open_engine: Callable[..., AbstractAsyncContextManager[RemoteEngine]] = open_engine,
+    sensors: Sensors | None = None,
+    screen: Callable[[Snapshot], None] | None = None,
 ) -> int:
-    """Work for a run until it is complete or we are told to stop; the exit code."""
+    """Work for a run until it is complete or we are told to stop; the exit code.
+
+    Args:
+        screen: shown how the node stands, every `SCREEN_S`.
+    """
+    with running_here(options.folder) as holder:
+        return await _join(options, report, holder, open_engine, sensors or Computer(), screen)
+
+
+async def _join(
+    options: JoinOptions,
+    show: Callable[[Event], None],
+    holder: Holder,
+    open_engine: Callable[..., AbstractAsyncContextManager[RemoteEngine]],
+    sensors: Sensors,
+    screen: Callable[[Snapshot], None] | None,
+) -> int:
+    report = chronicle = Chronicle(show)
+    limits = options.book.limits
     with step(report, "reading the bootstrap file", BOOTSTRAP_S + 5):
         network = await load_bootstrap(options.bootstrap, deadline_s=BOOTSTRAP_S)
     entry = network.choose(options.run)
     identity = Identity.load_or_create(options.folder.identity)
     async with (
         _open_store(options.folder.store) as store,
-        open_peer(identity, options.listen, limits=options.limits) as peer,
+        open_peer(identity, options.listen, limits=rates_of(limits)) as peer,
         open_engine(
-            threads=options.threads,
+            threads=limits.threads(os.cpu_count() or 1),
             max_sequences=options.max_sequences or UNPLANNED,
             log_path=options.folder.engine_log,
             engine=options.engine,
         ) as engine,
     ):
-        engine.prepare()
-        planner = Planner(engine=options.engine, max_sequences=options.max_sequences)
+        planner = Planner(engine=options.engine, max_sequences=options.max_sequences, limits=limits)
         node = Node(options.folder, entry, identity, store, peer, engine, report, planner)
-        await node.run(until_eof=options.until_eof)
+        governor = Governor(
+            options.book,
+            sensors,
+            node.governed,
+            config=options.config,
+            data_count=options.folder.data_count,
+        )
+        standing = Standing(node.parts, node.sessions, governor, chronicle, options.folder)
+        desk = Desk(governor, chronicle, snapshot=standing.snapshot, leave=node.leave)
+        async with listening(Path(holder.socket)) as server, open_nursery() as nursery:
+            nursery.start_soon(server.serve, desk.answer)
+            nursery.start_soon(governor.run)
+            await governor.ready.wait()
+            if node.parts.gate.is_open:
+                engine.prepare()
+            if screen is not None:
+                nursery.start_soon(_show, screen, standing)
+            await node.run(until_eof=options.until_eof)
+            nursery.cancel_scope.cancel()
         return node.finish()
+
+
+async def _show(screen: Callable[[Snapshot], None], standing: Standing) -> None:
+    while True:
+        screen(standing.snapshot())
+        await trio.sleep(SCREEN_S)
 
 
 @asynccontextmanager
 async def _open_store(root: Path) -> AsyncIterator[Store]:
-    store = await trio.to_thread.run_sync(lambda: Store(root, cap_bytes=STORE_BYTES))
+    # the governor caps it before anything is fetched
+    store = await trio.to_thread.run_sync(lambda: Store(root, cap_bytes=None))
     try:
         yield store
     finally:
@@ -121,6 +175,7 @@ class Node:
         planner: Planner = _ANY_PLAN,
     ) -> None:
         notice = Notice()
+        gate = Gate(notice)
         exchange = Exchange(peer, store)
         downloads = Downloads(store, exchange, notice, report)
         outbox = Outbox(identity, notice)
@@ -143,12 +198,40 @@ class Node:
                 report=report,
             ),
             notice=notice,
+            gate=gate,
             report=report,
             planner=planner,
         )
         self._sessions = Sessions(self._parts)
         self._meter = Meter(trio.current_time())
         self._quit = False
+
+    @property
+    def parts(self) -> Parts:
+        return self._parts
+
+    @property
+    def sessions(self) -> Sessions:
+        return self._sessions
+
+    @property
+    def governed(self) -> Governed:
+        """What a governor of this node acts on."""
+        parts = self._parts
+        return Governed(
+            gate=parts.gate,
+            peer=parts.peer,
+            store=parts.store,
+            engine=parts.engine,
+            work=self._sessions,
+            notice=parts.notice,
+            report=parts.report,
+        )
+
+    def leave(self) -> None:
+        """Somebody asked us to end: in order."""
+        self._parts.report(Note(message="Leaving: handing in what is running."))
+        self._sessions.stop()
 
     async def run(self, *, until_eof: bool = False) -> None:
         """Work until there is nothing more to do."""
@@ -215,8 +298,7 @@ class Node:
             )
 
     def _tally(self) -> dict[str, Any]:
-        worker, outbox = self._sessions.worker, self._parts.outbox
-        done = Work() if worker is None else worker.done
+        done, outbox = self._sessions.done, self._parts.outbox
         stats = self._parts.exchange.stats
         return {
             "groups": done.groups,

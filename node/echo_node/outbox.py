@@ -7,7 +7,7 @@ accepted, only its receipt was lost (a hub says it of groups that it keeps, and 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 import trio
@@ -23,7 +23,18 @@ from echo_p2p.wire import Receipt, Submission
 FINAL_REFUSALS = frozenset({"bad_message", "too_large", "wrong_run", "banned"})
 """Refusals that a second try would only repeat."""
 MAX_TRIES = 5
+TOKEN_BYTES = 4
 AT_ONCE = 8
+MOST_REMEMBERED = 20_000
+"""Leases whose tokens are known if a verdict on them comes later."""
+
+
+def sampled_tokens(submission: Submission) -> int:
+    """Tokens of a group that the policy sampled, and no environment wrote."""
+    return sum(
+        len(rollout.tokens) // TOKEN_BYTES - sum(end - start for start, end in rollout.observed)
+        for rollout in submission.rollouts
+    )
 
 
 def retry_delay_s(tries: int) -> float:
@@ -38,6 +49,9 @@ class Outbox:
         self.accepted = 0
         self.rejected: Counter[str] = Counter()
         """Groups by the reason code of their receipt, or of a later verdict."""
+        self.credit = 0
+        """Tokens that the policy sampled in the groups that are accepted."""
+        self._tokens: OrderedDict[bytes, int] = OrderedDict()  # by lease, of the last ones
         self._identity = identity
         self._notice = notice
         self._unsent: dict[bytes, bytes] = {}
@@ -55,6 +69,9 @@ class Outbox:
     def submit(self, submission: Submission) -> None:
         """Sign a group and keep it until the hub has answered."""
         self._unsent[submission.lease_id] = seal(self._identity, submission)
+        self._tokens[submission.lease_id] = sampled_tokens(submission)
+        while len(self._tokens) > MOST_REMEMBERED:
+            self._tokens.popitem(last=False)
         self._notice.tell()
 
     def give_back(self, lease_ids: Iterable[bytes]) -> None:
@@ -65,6 +82,7 @@ class Outbox:
     def overrule(self, verdict: Receipt) -> None:
         """The hub found a group unfit that it had accepted."""
         self.accepted -= 1
+        self.credit -= self._tokens.pop(verdict.lease_id, 0)
         self.rejected[verdict.code] += 1
 
     async def deliver(self, hub: Hub) -> None:
@@ -99,5 +117,6 @@ class Outbox:
         del self._unsent[lease_id]
         if code in ("", "duplicate"):
             self.accepted += 1
+            self.credit += self._tokens.get(lease_id, 0)
         else:
             self.rejected[code] += 1

@@ -43,8 +43,26 @@ class NodeFolder:
         return self.root / "store"
 
     @property
+    def lock(self) -> Path:
+        """Held by the node that runs here; says where it listens."""
+        return self.root / "node.lock"
+
+    @property
+    def data_count(self) -> Path:
+        return self.root / "data.json"
+
+    @property
     def engine_log(self) -> Path:
         return self.root / "logs" / "engine.log"
+
+
+def config_file(chosen: Path | None = None) -> Path:
+    """`node.toml`: the one that was chosen, else that in the platform's configuration folder."""
+    if chosen is not None:
+        return chosen.expanduser().absolute()
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("echo-p2p", appauthor=False)) / "node.toml"
 
 
 def node_folder(chosen: Path | None = None) -> NodeFolder:

@@ -72,6 +72,11 @@ class Policies:
         self._faulty = -1
         self._held: dict[int, tuple[Path, ExitStack]] = {}
 
+    @property
+    def newest(self) -> int | None:
+        """Newest version that the hub is known to have."""
+        return None if self._newest is None else self._newest.version
+
     def offer(self, offer: Offer) -> None:
         """Learn of a version. An error of `check_follows` if it is not to be believed."""
         check_follows(offer.adapter, None if self._newest is None else self._newest.adapter)

@@ -7,6 +7,7 @@ with growing pauses.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -24,13 +25,14 @@ from echo_node.door import enter, why_unreachable
 from echo_node.downloads import Downloads, fetch_deadline_s, size_of
 from echo_node.engines.remote import RemoteEngine
 from echo_node.events import Engine, Event, Joined, Note, Step, Trouble
+from echo_node.gate import Gate
 from echo_node.hub import ANSWER_S, Greeting, Hub, Offer
 from echo_node.hub_turns import HubTurns
 from echo_node.notice import Notice
 from echo_node.outbox import Outbox
 from echo_node.planner import PEEK_S, Planner, Unplanned
 from echo_node.policies import Policies
-from echo_node.worker import Worker
+from echo_node.worker import Work, Worker
 from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import RunEntry
@@ -51,8 +53,11 @@ from echo_p2p.swarm.exchange import Exchange
 from echo_p2p.upgrade import upgrade_command
 from echo_p2p.wire import RunDescription
 
+log = logging.getLogger(__name__)
+
 CONNECT_S = 20.0
 LOAD_S = 3600.0
+GOODBYE_S = 3.0
 FAREWELL_S = 30.0
 """How long a stopped node tries to reach a lost hub to hand in what it owes."""
 DIRECTORY_FIRST, DIRECTORY_EVERY = 3, 4
@@ -94,6 +99,7 @@ class Parts:
     outbox: Outbox
     credit: CreditKeeper
     notice: Notice
+    gate: Gate
     report: Callable[[Event], None]
     planner: Planner
 
@@ -105,6 +111,8 @@ class Sessions:
         self.worker: Worker | None = None
         self.held = False
         """There is a session now."""
+        self.away = False
+        """The hub could not be reached, and was not since."""
         self._parts = parts
         self._report = parts.report
         self._addresses = parts.entry.hub_addresses
@@ -116,6 +124,7 @@ class Sessions:
         self._gave_up = False
         self._pins = ExitStack()
         self._hub_turns = HubTurns(parts.notice, self._hub_now)
+        self._hub: Hub | None = None
 
     @property
     def stopping(self) -> bool:
@@ -135,13 +144,42 @@ class Sessions:
             self.worker.stop()
         self._parts.notice.tell()
 
+    @property
+    def done(self) -> Work:
+        """Answered so far."""
+        return Work() if self.worker is None else self.worker.done
+
+    @property
+    def busy(self) -> bool:
+        """Something is being answered."""
+        return self.worker is not None and self.worker.busy
+
+    def put_down(self) -> None:
+        """Work stops for a while: give back what is held and not begun."""
+        if self.worker is not None:
+            self.worker.put_down()
+
+    async def reconnect(self) -> None:
+        """The connection is dead, whether it knows or not: begin another session."""
+        await self._parts.peer.disconnect(self._parts.entry.hub_key)
+
     async def run(self) -> None:
         """Hold sessions until `over`."""
         with self._pins:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._hold_all, nursery)
                 await self._parts.notice.until(lambda: self.over)
+                await self._say_goodbye()
                 nursery.cancel_scope.cancel()
+
+    async def _say_goodbye(self) -> None:
+        """A hub that knows we left waits for nothing of ours."""
+        with trio.move_on_after(GOODBYE_S):
+            try:
+                if self._hub is not None:
+                    await self._hub.farewell()
+            except NetError as error:
+                log.debug("the hub did not hear our goodbye: %s", error)
 
     async def _hold_all(self, nursery: trio.Nursery) -> None:
         failures = 0
@@ -160,6 +198,7 @@ class Sessions:
             await self._pause(error, reconnect_delay_s(failures, random.random()))
 
     async def _pause(self, error: NetError, delay: float) -> None:
+        self.away = True
         self._report(Trouble(message=str(error), retry_s=round(delay, 1)))
         end = trio.current_time() + delay
         late = self._stopped_at is not None and end > self._stopped_at + FAREWELL_S
@@ -186,6 +225,7 @@ class Sessions:
         with step(self._report, "greeting the hub", 2 * ANSWER_S + 5):
             self._engine = self._engine or await self._parts.planner.engine_name()
             greeting = await enter(hub, self._engine)
+        self.away = False
         self._learn(greeting)
         return hub, greeting.base
 
@@ -248,10 +288,9 @@ class Sessions:
         if self.worker is not None:
             return
         assert self._run is not None
+        await self._parts.gate.passed()
         await self._plan(hub, base, self._run)
-        with step(self._report, "fetching the base model", 2 * fetch_deadline_s(size_of(base))):
-            await self._parts.downloads.obtain(base, hub.peer_id)
-            await self._parts.downloads.tell(hub)
+        await self._parts.gate.behind(lambda: self._fetch(hub, base))
         folder = self._pins.enter_context(self._parts.store.pin(base.id))
         await self._load(folder, self._run)
         self.worker = Worker(
@@ -263,6 +302,7 @@ class Sessions:
             hub_turns=self._hub_turns,
             hub_now=self._hub_now,
             notice=self._parts.notice,
+            gate=self._parts.gate,
             report=self._report,
         )
         nursery.start_soon(self.worker.work)
@@ -281,14 +321,22 @@ class Sessions:
             self._report(Note(message=plan.sentence))
             parts.engine.use(engine=plan.engine, max_sequences=plan.max_sequences)
 
+    async def _fetch(self, hub: Hub, base: Artifact) -> None:
+        with step(self._report, "fetching the base model", 2 * fetch_deadline_s(size_of(base))):
+            await self._parts.downloads.obtain(base, hub.peer_id)
+            await self._parts.downloads.tell(hub)
+
     async def _load(self, folder: Path, run: RunDescription) -> None:
-        with step(self._report, "loading the base model", LOAD_S):
-            while True:
+        gate = self._parts.gate
+        while True:
+            await gate.passed()
+            with step(self._report, "loading the base model", LOAD_S):
                 try:
                     info = await self._parts.engine.load(folder, run.dtype)
                     break
                 except ProcessError as error:  # the engine gives itself up after a few
-                    self._report(Trouble(message=error.message.splitlines()[0]))
+                    if gate.is_open:  # else it was suspended, and is loaded again later
+                        self._report(Trouble(message=error.message.splitlines()[0]))
         if info.vocab_size != run.vocab_size:
             raise EngineError(
                 f"the base model has {info.vocab_size} tokens, the run {run.vocab_size}."
@@ -306,18 +354,20 @@ class Sessions:
         """Work with a hub until it fails."""
         assert self.worker is not None
         self._report(Step(step="working"))
-        self.held = True
+        self.held, self._hub = True, hub
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(hub.watch, self._offer, self._note_time)
-                nursery.start_soon(self._parts.policies.follow, hub.peer_id)
+                nursery.start_soon(
+                    self._parts.gate.behind, lambda: self._parts.policies.follow(hub.peer_id)
+                )
                 nursery.start_soon(self.worker.take_leases, hub)
                 nursery.start_soon(self._parts.outbox.deliver, hub)
                 nursery.start_soon(self._hub_turns.deliver, hub)
                 nursery.start_soon(self._parts.downloads.tell_all, hub)
                 nursery.start_soon(self._parts.credit.follow, hub)
         finally:
-            self.held = False
+            self.held, self._hub = False, None
 
 
 def _first(group: BaseExceptionGroup[NetError]) -> NetError:

@@ -24,6 +24,7 @@ import trio
 
 from echo_node.engines.base import AsyncEngine, Completion, Job
 from echo_node.events import Event, Trouble, Verdict, Version
+from echo_node.gate import Gate
 from echo_node.hub import Hub
 from echo_node.hub_turns import HubTurns, asks_hub, converse
 from echo_node.leases import Plan, fault_of, groups_wanted, plan
@@ -89,6 +90,7 @@ class Worker:
         hub_turns: HubTurns,
         hub_now: Callable[[], float],
         notice: Notice,
+        gate: Gate,
         report: Callable[[Event], None],
     ) -> None:
         self.done = Work()
@@ -103,6 +105,7 @@ class Worker:
         self._hub_turns = hub_turns
         self._hub_now = hub_now
         self._notice = notice
+        self._gate = gate
         self._report = report
         self._held: list[Lease] = []
         self._flights: list[_Flight] = []
@@ -125,6 +128,10 @@ class Worker:
     def stop(self) -> None:
         """Take no more leases; give back those not begun; finish what is running."""
         self.stopping = True
+        self.put_down()
+
+    def put_down(self) -> None:
+        """The gate was closed: give back what is not begun. What runs may go on to its end."""
         self._outbox.give_back(lease.lease_id for lease in self._held)
         self._held.clear()
         self._notice.tell()
@@ -145,10 +152,14 @@ class Worker:
                 self._asking.add(version)
                 nursery.start_soon(self._ask, hub, version)
 
+    @property
+    def _takes_work(self) -> bool:
+        return not self.stopping and self._gate.is_open
+
     def _should_ask(self) -> bool:
         ready = self._policies.ready
         return (
-            not self.stopping
+            self._takes_work
             and ready is not None
             and ready not in self._asking
             and self._wanted() > 0
@@ -184,7 +195,7 @@ class Worker:
         if fault:
             log.warning("a lease is not taken: %s", fault)
             self._outbox.give_back([lease.lease_id])
-        elif self.stopping:
+        elif not self._takes_work:
             self._outbox.give_back([lease.lease_id])
         else:
             self._held.append(lease)
@@ -224,7 +235,7 @@ class Worker:
     def _has_work(self) -> bool:
         todo = self._plan()
         new = todo.version is not None and todo.version != self._policies.active
-        return not self.stopping and bool(new or todo.batch or todo.expired or todo.hopeless)
+        return self._takes_work and bool(new or todo.batch or todo.expired or todo.hopeless)
 
     async def _activate(self, version: int) -> None:
         try:
@@ -233,7 +244,8 @@ class Worker:
             self._policies.refused(version)
             self._report(Trouble(message=str(error)))
         except ProcessError as error:  # tried again by the next round
-            self._report(Trouble(message=error.message.splitlines()[0]))
+            if self._gate.is_open:
+                self._report(Trouble(message=error.message.splitlines()[0]))
         else:
             self._policies.activated(version)
             self._used.add(version)
@@ -287,6 +299,10 @@ class Worker:
         )
 
     def _failed(self, lease: Lease, error: EngineError | ProcessError) -> None:
+        if not self._gate.is_open:  # it was suspended in the midst of it
+            self._failures_seen = self._engine.failures
+            self._outbox.give_back([lease.lease_id])
+            return
         if self._engine.failures != self._failures_seen:  # else it is what failed others too
             self._failures_seen = self._engine.failures
             self._failed_in_a_row += 1

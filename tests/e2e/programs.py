@@ -151,7 +151,7 @@ class Stage:
             "--bootstrap", str(self.run / "bootstrap_peers.toml"),
             "--data-dir", str(self.root / f"node-{number}"),
             "--listen", "/ip4/127.0.0.1/tcp/0",
-            "--threads", "1",
+            "--threads", "1", "--limit", "priority=normal",
             "--json", *extra,
             log=self.root / f"node-{number}.log",
         )  # fmt: skip

@@ -33,6 +33,7 @@ from echo_p2p.wire import (
     CreditRequest,
     DeltaOf,
     Done,
+    Farewell,
     HandedTurn,
     Heartbeat,
     Hello,
@@ -91,6 +92,7 @@ class SmallHub:
         self.turns: list[TurnRequest] = []
         self.tries = 0
         self.returned: list[bytes] = []
+        self.farewells = 0
         self.hellos: list[Hello] = []
         self.obtained: list[Obtained] = []
         self.vouchers: dict[bytes, tuple[bytes, str]] = {}
@@ -163,6 +165,10 @@ class SmallHub:
                 return await self._grant(remote, request)
             case LeaseReturn():
                 self.returned += request.lease_ids
+                self.changed.tell()
+                return Done()
+            case Farewell():
+                self.farewells += 1
                 self.changed.tell()
                 return Done()
             case Obtained() if self.hears_of_downloads:

@@ -32,6 +32,7 @@ from echo_p2p.errors import ConfigError, LedgerError
 from echo_p2p.identity import Identity
 from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import (
+    Done,
     Lease,
     LeaseRequest,
     LeaseReturn,
@@ -405,6 +406,21 @@ def test_a_waiting_request_is_woken_and_superseded(world: World) -> None:
             ids = tuple(lease.lease_id for lease in leases)
             await front.return_leases(node.key, LeaseReturn(run_id="run", lease_ids=ids))
         assert [lease.prompt for lease in got["new"]] == [lease.prompt for lease in leases]
+
+    world.run(body)
+
+
+def test_who_says_farewell_leaves_its_leases_to_others(world: World) -> None:
+    async def body(front: Front, ledger: Ledger) -> None:
+        node, other = Node(front), Node(front, "other")
+        leases = await node.leases(4)
+        theirs = await other.leases(1)
+        assert await front.farewell(node.key) == Done()
+        assert (await node.submit(node.answer(leases[0]))).code == "expired_lease"
+        again = await other.leases(4)
+        assert [lease.prompt for lease in again] == [lease.prompt for lease in leases]
+        assert (await other.submit(other.answer(theirs[0]))).code == "accepted"
+        assert await front.farewell(node.key) == Done()  # there is nothing left to give back
 
     world.run(body)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ from echo_node.events import (
 from echo_node.meter import Meter
 from echo_node.outbox import retry_delay_s
 from echo_node.paths import node_folder
+from echo_node.screen.live import open_screen
 from echo_node.session import reconnect_delay_s
 
 COUNTS = {
@@ -139,31 +141,29 @@ def test_plain_lines_and_a_live_terminal(
         assert "Thank you!" in shown
 
 
-def test_while_the_hub_is_away_the_live_line_says_so() -> None:
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
-    with terminal.status("starting") as status:
-        live = console._Live(terminal, status)
-        live(Step(step="working"))
-        live(Trouble(message="Odd."))
-        assert status.status == "working ..."
-        live(Trouble(message="Away.", retry_s=2.0))
-        assert status.status == "waiting for the hub ..."
+def test_the_live_screen_shows_events_a_download_and_last_words() -> None:
+    out = io.StringIO()
+    terminal = Console(file=out, force_terminal=True, width=80, height=24)
+    with open_screen(terminal, describe, console._is_shown) as screen:
+        screen(Trouble(message="Away.", retry_s=2.0))
+        screen(fetched(elapsed_s=0.9))
+        assert "fetching" not in out.getvalue()
+        screen(fetched(elapsed_s=1.1))
+        assert "fetching version 7: 50% of 1.0 MB" in out.getvalue()
+        logging.getLogger("echo_node").warning("odd %s", "thing")
+        out.truncate(0)
+        screen(fetched(done_bytes=1_000_000))
+        shown = out.getvalue()
+        assert "fetching" not in shown
+        assert "Away. Trying again in 2 s." in shown
+        assert "odd thing" in shown
+        screen(EVENTS[-1][0])
+        out.truncate(0)
+    assert "Thank you!" in out.getvalue().split("\x1b[?1049l")[1]
 
 
-def test_a_download_over_a_second_has_a_line_below_the_work() -> None:
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
-    with terminal.status("starting") as status:
-        live = console._Live(terminal, status)
-        live(Step(step="working"))
-        live(fetched(elapsed_s=0.9))
-        assert status.status == "working ..."
-        live(fetched(elapsed_s=1.1))
-        assert str(status.status).startswith("working ...\n  fetching version 7: 50% of 1.0 MB")
-        live(fetched(done_bytes=1_000_000))
-        assert status.status == "working ..."
-        live(fetched())
-        live(Version(version=8))
-        assert status.status == "working ..."
+def test_what_came_over_the_network_is_no_command_to_the_terminal() -> None:
+    assert describe(Note(message="a\x1b[2Jb\nc\u202ed")) == "a\ufffd[2Jb\ufffdc\ufffdd"
 
 
 def test_plain_lines_tell_of_long_downloads_now_and_then_and_of_their_end() -> None:

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -250,7 +250,7 @@ async def _fail_if_paused(hub: Hub) -> None:
 
 async def _node(folder: RunFolder, number: int, tally: NodeTally) -> None:
     """One `echo-node join` process, or one that cheats; its events are read."""
-    program = JOIN
+    program: Sequence[str] = JOIN
     if tally.cheats:
         program = ("echo_node.cheat", tally.cheats, "--honest", str(_HONEST_AT_FIRST))
     await run_node(folder, number, partial(_note, tally), program=program)

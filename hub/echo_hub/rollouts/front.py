@@ -236,6 +236,11 @@ class Front:
         self._keeper.gave_back(node, returned)
         return Done()
 
+    async def farewell(self, node: bytes) -> Done:
+        """A node leaves: all that it still holds goes to others."""
+        self._keeper.gave_back(node, await self._granter.leave(node))
+        return Done()
+
     async def take_turns(self, node: bytes, request: TurnRequest) -> TurnReply:
         """What the hub's own task says after a node's turns."""
         self.check_admitted(node)

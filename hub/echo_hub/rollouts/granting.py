@@ -177,6 +177,10 @@ class Granter:
         """A node will not answer these of its leases, or has spoilt them. How many were open."""
         return await self._take_back(self.book.release(lease_ids, node))
 
+    async def leave(self, node: bytes) -> int:
+        """A node is gone: its leases go to others, and a request of it waits no longer."""
+        return await self._take_back(self.shut_out(node))
+
     async def expire(self, now: float) -> list[OpenLease]:
         """Take back the leases whose time is up."""
         expired = self.book.expire(now)

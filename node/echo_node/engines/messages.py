@@ -21,7 +21,8 @@ class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class Load(_Frame, frozen=True):
     """Load the base snapshot in the folder `base`; `threads` 0 leaves the engine's default.
 
-    `engine` is a name that `choice.make_engine` knows.
+    `engine` is a name that `choice.make_engine` knows; `nice` the priority of the process, as Unix
+    counts it.
     """
 
     base: str
@@ -29,6 +30,7 @@ class Load(_Frame, frozen=True):
     threads: int
     max_sequences: int
     engine: str = "auto"
+    nice: int = 0
 
 
 class Activate(_Frame, frozen=True):
@@ -76,6 +78,12 @@ class Resize(_Frame, frozen=True):
     max_sequences: int
 
 
+class Pace(_Frame, frozen=True):
+    """Compute for so many percent of the time; may come before anything else."""
+
+    percent: int
+
+
 # --- from the engine's process ------------------------------------------------------------------
 
 
@@ -83,6 +91,7 @@ class Prepare(_Frame, frozen=True):
     """Import what this engine needs; there is no answer, and what fails is said by `Load`."""
 
     engine: str
+    nice: int = 0
 
 
 class Loaded(_Frame, frozen=True):
@@ -133,6 +142,6 @@ class Beat(_Frame, frozen=True):
     running: int
 
 
-Command = Prepare | Load | Activate | Release | Score | Submit | Drop | Resize
+Command = Prepare | Load | Activate | Release | Score | Submit | Drop | Resize | Pace
 Answer = Loaded | Activated | Scored | Failed
 Told = Done | Refused | Lost | Beat

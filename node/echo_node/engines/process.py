@@ -9,12 +9,14 @@ when its parent does. Environments of multi-turn tasks run here too.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from echo_node.engines.choice import import_engine, make_engine
 from echo_node.engines.driver import Driver
+from echo_node.engines.duty import Duty
 from echo_node.engines.messages import (
     Activate,
     Activated,
@@ -27,6 +29,7 @@ from echo_node.engines.messages import (
     Load,
     Loaded,
     Lost,
+    Pace,
     Prepare,
     Refused,
     Release,
@@ -67,6 +70,7 @@ class Process:
         self._pipe = pipe
         self._driver: Driver | None = None
         self._beat_at = 0.0
+        self._duty = Duty()
 
     def run(self) -> None:
         """Until the node closes the pipe."""
@@ -95,10 +99,14 @@ class Process:
 
     def _carry_out(self, command: Command) -> Answer | None:
         if isinstance(command, Prepare):
+            _give_way(command.nice)
             _prepare(command.engine)
             return None
         if isinstance(command, Load):
             return self._load(command)
+        if isinstance(command, Pace):
+            self._duty.set(command.percent)
+            return None
         if self._driver is None:
             return Failed(message="the first command must be Load.")
         match command:
@@ -121,6 +129,7 @@ class Process:
         if self._driver is not None:
             self._driver.engine.close()
             self._driver = None
+        _give_way(command.nice)
         engine = make_engine(
             command.engine, max_sequences=command.max_sequences, threads=command.threads
         )
@@ -138,6 +147,7 @@ class Process:
 
     def _work(self) -> None:
         assert self._driver is not None
+        began = time.monotonic()
         try:
             finished = self._driver.step()
         except Exception as error:
@@ -156,6 +166,7 @@ class Process:
             self._beat_at = now
             beat = Beat(sampled=self._driver.engine.sampled, running=self._driver.running)
             self._pipe.send(beat)
+        time.sleep(self._duty.rest_s(time.monotonic() - began))
 
     def _end_for_memory(self, error: Exception) -> None:
         message = f"memory ran out: {error or type(error).__name__}"
@@ -171,6 +182,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(
         words in text for words in ("out of memory", "can't allocate memory", "not enough memory")
     )
+
+
+def _give_way(nice: int) -> None:
+    """A lower priority, for threads to come too; nobody may go back from it."""
+    if nice > os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
 
 
 def _prepare(engine: str) -> None:

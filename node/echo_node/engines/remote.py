@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TextIO, TypeVar, cast
 
+import msgspec
 import trio
 
 from echo_node.engines.base import (
@@ -39,6 +40,7 @@ from echo_node.engines.messages import (
     Load,
     Loaded,
     Lost,
+    Pace,
     Prepare,
     Refused,
     Release,
@@ -118,6 +120,8 @@ class RemoteEngine:
         """Version of jobs to come."""
         self._name = engine
         self._threads = threads
+        self._nice = 0
+        self._duty = 100
         self._log_path = log_path
         self._sizing = Sizing.full(max_sequences)
         self._asking = trio.Lock()
@@ -175,6 +179,7 @@ class RemoteEngine:
             threads=self._threads,
             max_sequences=self._sizing.most,
             engine=self._name,
+            nice=self._nice,
         )
         answer = await self._ask(command, Loaded, _START_S + size / _SLOWEST_READ_BYTES_PER_S)
         self.active = None
@@ -228,6 +233,23 @@ class RemoteEngine:
         """End the engine's process at once; for leaving in a hurry."""
         if self._child is not None:
             self._child.kill()
+
+    def govern(self, *, threads: int, nice: int, duty: int) -> None:
+        """How much of the machine it may use.
+
+        Args:
+            threads: CPU threads, and
+            nice: priority as Unix counts it; both from its next process on.
+            duty: percent of the time for which it computes, from now on.
+        """
+        self._threads, self._nice = threads, nice
+        load = self._setup.get(Load)
+        if isinstance(load, Load):
+            self._setup[Load] = msgspec.structs.replace(load, threads=threads, nice=nice)
+        if duty != self._duty:
+            self._duty = duty
+            if self._child is not None:
+                self._send(Pace(percent=duty))
 
     async def suspend(self) -> None:
         """End the process and so release its memory; what runs ends with a ProcessError.
@@ -309,6 +331,8 @@ class RemoteEngine:
         try:
             with trio.CancelScope() as self._scope:
                 await self._set_up(child)
+                if self._duty < 100:
+                    await child.send(Pace(percent=self._duty))
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._tell, child)
                     nursery.start_soon(self._watch, child)
@@ -327,7 +351,7 @@ class RemoteEngine:
         """Bring a new process to where the last one was, unless it is to start afresh."""
         if self._early:
             self._early = False
-            await child.send(Prepare(engine=self._name))
+            await child.send(Prepare(engine=self._name, nice=self._nice))
         if self._question is not None and isinstance(self._question.command, Load):
             return
         for command in self._setup.values():
@@ -415,6 +439,7 @@ class RemoteEngine:
                 name = type(question.command).__name__
                 raise ProcessError(f"{who} did not answer {name} in {question.deadline_s:.0f} s.")
             limit_s = stall_s(self._batches.prompt_tokens, self._longest_pause_s)
+            limit_s *= 100 / self._duty
             if self._batches.running and now > self._progress_at + limit_s:
                 raise ProcessError(f"{who} sampled no token in {limit_s:.0f} s.")
 

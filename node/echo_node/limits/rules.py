@@ -29,7 +29,7 @@ COOLER = 5.0
 
 Code = Literal[
     "asked", "hours", "battery", "in_use", "program", "gpu_in_use", "cpu_warm", "gpu_warm",
-    "data_day", "data_month", "ram", "gpu_memory",
+    "data_day", "data_month", "ram", "gpu_memory", "change",
 ]  # fmt: skip
 
 AT_ONCE: frozenset[Code] = frozenset(
