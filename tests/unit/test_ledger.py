@@ -17,6 +17,8 @@ import pytest
 import trio
 from sqlalchemy import select
 
+from echo_hub.control.actions import Ban, ResumeRun
+from echo_hub.ledger.decisions import Annotation
 from echo_hub.ledger.ledger import Ledger, Recovered, read_facts
 from echo_hub.ledger.schema import groups, leases, open_engine, unfinished
 from echo_hub.rollouts.evaluation import Evaluated, estimate
@@ -394,3 +396,36 @@ def test_kill_at_any_moment_loses_nothing_acknowledged(tmp_path: Path) -> None:
     assert set(consumed) == set(range(1, state.version + 1))
     assert sum(state.lags.values()) == len(consumed)
     assert len(consumed) + len(state.groups) == len(kept)
+
+
+def test_the_ledger_of_an_earlier_version_gets_what_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+
+    async def use() -> None:
+        async with Ledger.open(path, "run") as ledger:
+            await ledger.decisions.annotate(b"k" * 32, Annotation("one", ""))
+            await ledger.decisions.pin(3, pinned=True)
+            assert [one.action for one in await ledger.decisions.open_requests()] == wanted
+
+    wanted: list[object] = []
+    trio.run(use)
+    with sqlite3.connect(path) as connection:  # as the version before made it
+        for table in ("quarantines", "annotations", "pins", "audits", "vouchers"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("DROP INDEX events_by_kind")
+        for table, column in (
+            ("requests", "request"),
+            ("requests", "outcome"),
+            ("groups", "tokens"),
+        ):
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        connection.execute("INSERT INTO requests (node, why, done) VALUES (NULL, NULL, 0)")
+        connection.execute("INSERT INTO requests (node, why, done) VALUES (x'6b', 'why', 0)")
+        connection.execute("UPDATE meta SET value = '5' WHERE key = 'schema'")
+    connection.close()
+    with pytest.raises(LedgerError, match="schema 5"):
+        read_facts(path)
+    wanted = [ResumeRun(), Ban(b"k", "why")]
+    trio.run(use)
+    read_facts(path)
+    trio.run(use)  # once is enough
