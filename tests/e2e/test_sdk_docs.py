@@ -42,7 +42,7 @@ def test_there_is_an_example_of_each_level() -> None:
     assert sum("HubClient(" in block for block in BLOCKS) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(len(LOCAL)))
 def test_the_examples_run(tmp_path: Path, number: int) -> None:
     scratch = tmp_path / "tmp"
