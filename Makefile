@@ -3,8 +3,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 UNIT   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
 # many processes each, that mostly wait for one another: a file at a time on each core
-REST   := $(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore tests/unit --ignore tests/netlab
-LAB    := $(BIN)/python -m pytest tests/netlab          # measures rates: nothing beside it
+REST   := $(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore tests/unit --ignore tests/netlab \
+    --ignore tests/browser
+# measure rates, or share one hub and one browser: nothing beside them
+LAB    := $(BIN)/python -m pytest tests/netlab tests/browser
 INPUTS := pyproject.toml constraints.txt scripts/install.py
 
 .PHONY: demo test test-all lint types check clean

@@ -1,7 +1,10 @@
 /**
  * Making elements. Strings only ever become text nodes; there is no way here to set HTML or a
- * style attribute, so nothing that an adversary wrote can become markup.
+ * style attribute, so nothing that an adversary wrote can become markup. Characters that would not
+ * be seen, or would act (see `odd.js`), are shown by their code point, whoever wrote them.
  */
+
+import { isOdd, pieces, plain } from "./odd.js";
 
 /** An element: `h("td.num", {title}, children...)`. A child is a node, a string, a number, an
  * array of these, or null. `on*` attributes are listeners, `class` adds to those of the tag. */
@@ -25,7 +28,7 @@ function setOne(element, key, value) {
   } else if (key === "style" || key.startsWith("on")) {
     throw new Error(`${key} is not set this way`);
   } else {
-    element.setAttribute(key, value === true ? "" : String(value));
+    element.setAttribute(key, value === true ? "" : plain(String(value)));
   }
 }
 
@@ -33,9 +36,22 @@ function setOne(element, key, value) {
 export function append(element, children) {
   for (const child of [children].flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    element.append(child instanceof Node ? child : String(child));
+    if (child instanceof Node) element.append(child);
+    else element.append(...textNodes(String(child)));
   }
   return element;
+}
+
+function textNodes(text) {
+  if (!isOdd(text)) return [text];
+  return pieces(text).map((piece) => {
+    if (piece.text !== undefined) return piece.text;
+    const mark = document.createElement("span");
+    mark.className = "odd";
+    mark.title = "a character that would not be seen, or would act on the page";
+    mark.textContent = piece.odd;
+    return mark;
+  });
 }
 
 /** Replace all children. */
@@ -46,7 +62,8 @@ export function fill(element, ...children) {
 
 /** Set text only where it differs, so that an unchanged page is not laid out again. */
 export function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const shown = plain(text);
+  if (element.textContent !== shown) element.textContent = shown;
 }
 
 const SVG = "http://www.w3.org/2000/svg";

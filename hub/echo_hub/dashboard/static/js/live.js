@@ -59,6 +59,10 @@ class Live {
       if (back) this.tell("resync", null);
       return;
     }
+    if (message.missed) {
+      this.tell("resync", null);
+      return;
+    }
     for (const [kind, data] of Object.entries(message.batch)) {
       if (kind === "overview" || kind === "alerts") this[kind] = data.at(-1);
       this.tell(kind, data);

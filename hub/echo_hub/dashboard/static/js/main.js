@@ -39,6 +39,7 @@ async function go() {
   const moved = shown.name !== null;
   shown = place;
   const main = document.getElementById("main");
+  delete main.dataset.ready;
   markPage(place.name, page.title);
   try {
     const { show } = await page.load();
@@ -48,11 +49,11 @@ async function go() {
     if (moved) main.focus({ preventScroll: true });
     scrollTo(0, 0);
     await show(content, { signal, rest: place.rest, query: place.query });
-    main.dataset.ready = place.name;
   } catch (error) {
     if (signal.aborted || error.name === "AbortError") return;
     showProblem(main.appendChild(h("div", { role: "alert" })), error);
   }
+  if (!signal.aborted) main.dataset.ready = place.name;
 }
 
 async function start() {

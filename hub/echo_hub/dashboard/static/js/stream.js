@@ -31,6 +31,10 @@ export class Stream {
     this.source.onopen = () => this.heard();
     this.source.onerror = () => this.lost();
     this.source.addEventListener("ping", (event) => this.take(event));
+    this.source.addEventListener("reset", (event) => {
+      this.take(event);
+      this.tell({ missed: true }); // more than the hub still had
+    });
     for (const kind of KINDS) this.source.addEventListener(kind, (event) => this.take(event, kind));
     this.watch();
   }

@@ -75,7 +75,10 @@ export async function show(root, { signal, query }) {
         { name: metrics.names.slice(at, at + AT_ONCE), points: POINTS, first: from },
         { signal },
       );
-      for (const series of page.series) draw(charts.get(series.name), series, page.step);
+      for (const series of page.series) {
+        const entry = charts.get(series.name);
+        if (entry) draw(entry, series, page.step);
+      }
     }
   };
   const soon = later(
