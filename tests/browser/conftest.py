@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from browser_support import CROWD, ServedHub, chromium_path, start_browser
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,6 +39,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 
 
 OpenPage = Callable[..., Page]
+PATIENCE_MS = 60_000  # only what never comes takes so long
+expect.set_options(timeout=PATIENCE_MS)
 
 
 class Watcher:
@@ -74,7 +76,7 @@ def open_page(browser: Browser, hub: ServedHub) -> Iterator[OpenPage]:
         url = base or hub.url
         watcher = Watcher(url)
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(PATIENCE_MS)
         watcher.watch(context)
         contexts.append((context, watcher))
         page = context.new_page()

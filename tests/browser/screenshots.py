@@ -18,9 +18,7 @@ from playwright.sync_api import Browser, sync_playwright
 UPDATES = 30
 SHOTS = (
     ("overview", "#/overview", 1280, 1000, "light"),
-    ("nodes", "#/nodes", 1280, 420, "light"),
     ("rollout", "#/rollouts/{group}", 1280, 900, "light"),
-    ("versions", "#/versions", 1280, 760, "light"),
     ("learner", "#/learner", 1280, 760, "dark"),
     ("phone", "#/overview", 360, 740, "dark"),
     ("public", "public", 900, 860, "light"),
@@ -63,7 +61,7 @@ def take(
 ) -> None:
     """One picture."""
     with hub.stage.ledger() as ledger:
-        query = "SELECT max(id) FROM groups WHERE state = 'consumed' AND split = 'train'"
+        query = "SELECT min(id) FROM groups WHERE update_no >= 3 AND split = 'train'"
         (group,) = ledger.execute(query).fetchone()
     context = browser.new_context(
         viewport={"width": width, "height": height},

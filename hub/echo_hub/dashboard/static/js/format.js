@@ -12,6 +12,7 @@ function missing(value) {
 export function number(value) {
   if (missing(value)) return NONE;
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  if (value === 0) return "0"; // and no "−0"
   const size = Math.abs(value);
   let text;
   if (Number.isInteger(value) && size < 1e15) text = value.toLocaleString("en-US");
