@@ -72,7 +72,9 @@ def test_a_version_is_pinned_exported_and_gone_back_to(
     page.locator("#rollback").click()
     confirm(page, f"Roll back to v{version}")
     page.evaluate("location.hash = '#/versions'")
-    expect(page.get_by_text(f"back to v{version}")).to_be_visible(timeout=60_000)
+    expect(page.locator(".vt-body").get_by_text(f"back to v{version}").first).to_be_visible(
+        timeout=60_000
+    )
     page.evaluate(f"location.hash = '#/versions/{version}'")
     page.locator("#unpin").click()
     confirm(page, "Unpin")
