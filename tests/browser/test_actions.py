@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-import zipfile
-from pathlib import Path
-
 from browser_support import ServedHub
 from conftest import OpenPage
 from playwright.sync_api import Page, expect
@@ -49,36 +44,6 @@ def test_the_run_is_paused_and_resumed(open_page: OpenPage, hub: ServedHub) -> N
     confirm(page, "Resume the run")
     expect(page.locator("#pause")).to_be_visible(timeout=60_000)
     expect(page.locator("#run-state")).not_to_contain_text("paused", timeout=60_000)
-
-
-def test_a_version_is_pinned_exported_and_gone_back_to(
-    open_page: OpenPage, hub: ServedHub, tmp_path: Path
-) -> None:
-    page = open_page("#/overview")
-    version = int(re.findall(r"v(\d+)", page.locator("#run-state").inner_text())[0]) - 1
-    page.evaluate(f"location.hash = '#/versions/{version}'")
-    page.locator("#pin").click()
-    confirm(page, "Pin")
-    expect(page.locator("h1")).to_contain_text("pinned")
-    with page.expect_download(timeout=90_000) as waited:
-        page.locator("#export").click()
-    file = tmp_path / "version.zip"
-    waited.value.save_as(file)
-    with zipfile.ZipFile(file) as archive:
-        names = [Path(name).name for name in archive.namelist()]
-        assert "adapter_model.safetensors" in names
-        (config,) = [name for name in archive.namelist() if name.endswith("adapter_config.json")]
-        assert json.loads(archive.read(config))["peft_type"] == "LORA"
-    page.locator("#rollback").click()
-    confirm(page, f"Roll back to v{version}")
-    page.evaluate("location.hash = '#/versions'")
-    expect(page.locator(".vt-body").get_by_text(f"back to v{version}").first).to_be_visible(
-        timeout=60_000
-    )
-    page.evaluate(f"location.hash = '#/versions/{version}'")
-    page.locator("#unpin").click()
-    confirm(page, "Unpin")
-    expect(page.locator("#pin")).to_be_visible()
 
 
 def test_a_node_is_quarantined_and_released(open_page: OpenPage, hub: ServedHub) -> None:
