@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import trio
@@ -117,6 +117,9 @@ class Guarding:
             version=version,
             to=to,
         )
+        if self.pause is not None:  # it goes on from there
+            self.pause = replace(self.pause, version=version)
+            await self._ledger.pause(self.pause)
         if not by_operator and self._setbacks.returned(to):
             await self.pause_at(version, f"the reward collapsed again and again after version {to}")
 
