@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -36,6 +37,7 @@ def echo_hub(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.timeout(900)
 def test_a_run_through_the_sdk(tmp_path: Path) -> None:
     told: list[Any] = []
     root = tmp_path / "run"
@@ -65,6 +67,7 @@ def test_a_run_through_the_sdk(tmp_path: Path) -> None:
         assert hub.url is not None
         _operate(hub, root, one.node)
         trio.run(_operate_in_trio, hub.url)
+        _examples_of_the_docs(hub.url)
         assert hub.evaluate(prompts=8).all.prompts == 8
         version = hub.version
     with pytest.raises(NetError, match="cannot be asked"), HubClient("http://127.0.0.1:9") as gone:
@@ -91,7 +94,7 @@ def _operate(hub: Hub, root: Path, node: str) -> None:
         assert len(client.group(group.group).rollouts) == 8
         assert "reward_mean" in client.metrics().names
         assert client.series(["reward_mean"]).series[0].points[-1].version == 2
-        assert client.planner().nodes == 1
+        assert client.planner().sentence
         assert client.events(kinds=["published"]).events[0].detail["version"] == 2
         with pytest.raises(ApiRefusedError, match="there is no node") as refused:
             client.node("1" * 45)
@@ -115,23 +118,51 @@ async def _operate_in_trio(url: str) -> None:
                     break
 
 
-def test_pauses_and_returns_to_an_earlier_version(tmp_path: Path) -> None:
-    """By the commands, while the hub trains; a paused run ends `run` with the reason."""
-    with Hub.local(nodes=1, folder=tmp_path / "run", settings=SMALL) as hub:
+class EnoughError(Exception):
+    """What a callback raises to end the training."""
 
-        def react(update: UpdateFacts) -> None:
-            if update.version == 2:
-                subprocess.Popen(
-                    [sys.executable, "-m", "echo_hub.cli", "pause", str(hub.folder), "--why", "tea"]
-                ).wait(100)
 
-        hub._heard.on_update = react
+def _examples_of_the_docs(url: str) -> None:
+    """Level 3 of docs/sdk.md, against a hub that runs."""
+    text = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        if "HubClient(" in block:
+            exec(block, names)
+    names["look_after"](url, None)
+    assert trio.run(names["ban_cheats"], url, None) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_pause_and_a_return_to_an_earlier_version_by_commands(tmp_path: Path) -> None:
+    root = str(tmp_path / "run")
+    done: list[str] = []
+
+    def operate(update: UpdateFacts) -> None:
+        if update.version == 2 and not done:
+            done.append(echo_hub("pin", root, "1")["done"])
+            done.append(echo_hub("pause", root, "--why", "tea")["done"])
+        elif len(done) > 2:
+            done.append(echo_hub("rollback", root, "1")["done"])
+            done.append(echo_hub("publish", root)["done"])
+            raise EnoughError
+
+    kept = {"learner": {"groups_per_update": 4, "keep_checkpoints": 1000}}  # commands take time
+    with Hub.local(nodes=1, folder=root, settings=kept, on_update=operate) as hub:
         with pytest.raises(RunFailedError, match="tea") as paused:
             hub.run(show=False)
         assert "hub.resume()" in paused.value.fix
-        assert echo_hub("status", str(hub.folder))["paused"]["why"].startswith("tea")
+        assert hub.status()["paused"]["why"].startswith("tea")
         hub.resume()
-        assert hub.run(updates=1, show=False)
+        assert hub.status()["paused"] is None
+        done.append("resumed")
+        with pytest.raises(EnoughError):
+            hub.run(show=False)
+        back = [row["rolled_back_to"] for row in hub.metrics() if "rolled_back_to" in row]
+        assert back == [1.0]
+        assert "version 1" in done[0]
+        assert len(done) == 5
 
 
 NOTEBOOK = """
