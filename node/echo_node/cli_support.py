@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from echo_p2p.errors import EchoError, lone_cause
+from echo_p2p.errors import EchoError, StoppedError, lone_cause
 
 DataDir = Annotated[
     Path | None,
@@ -44,7 +44,11 @@ def errors_as_exit_codes(
         yield
     except EchoError as error:
         _fail(error, explained_with)
+    except KeyboardInterrupt:
+        raise typer.Exit(StoppedError.exit_code) from None
     except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is not None:
+            raise typer.Exit(StoppedError.exit_code) from None
         cause = lone_cause(group)
         if cause is None:
             raise

@@ -23,6 +23,7 @@ from echo_node.events import (
     Joined,
     Note,
     Paused,
+    Planned,
     Progress,
     Resumed,
     Step,
@@ -144,6 +145,8 @@ def _describe(event: Event) -> str:
             return f"{event.step} ..."
         case Joined():
             return f"Joined run {event.run} ({event.task}) as {event.node}.{_limits(event)}"
+        case Planned():
+            return event.sentence
         case Engine():
             return f"Engine: {event.name} on {event.device}, {event.dtype}."
         case Fetched():

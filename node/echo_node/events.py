@@ -32,6 +32,19 @@ class Joined(Event, frozen=True):
     max_download: str = UNLIMITED
 
 
+class Planned(Event, frozen=True):
+    """How the run will be worked on; `needs` and `may_have` are bytes, on `place`."""
+
+    sentence: str
+    engine: str
+    place: str
+    dtype: str
+    context: int
+    max_sequences: int
+    needs: int
+    may_have: int
+
+
 class Engine(Event, frozen=True):
     """The engine has loaded the base model."""
 

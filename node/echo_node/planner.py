@@ -13,6 +13,7 @@ from pathlib import Path
 import trio
 
 from echo_node import software
+from echo_node.events import Planned
 from echo_node.fit import Misfit, Plan, Wishes, least_need, places, plan
 from echo_node.hardware.look import look
 from echo_node.limits.settings import Limits
@@ -36,6 +37,20 @@ class Unplanned:
 
     why: str
     max_sequences: int
+
+
+def told(plan: Plan) -> Planned:
+    """A plan as the person, or the program, that started the node hears of it."""
+    return Planned(
+        sentence=plan.sentence,
+        engine=plan.engine,
+        place=plan.place,
+        dtype=plan.dtype,
+        context=plan.context,
+        max_sequences=plan.max_sequences,
+        needs=plan.need.total,
+        may_have=plan.memory,
+    )
 
 
 @dataclass(frozen=True)

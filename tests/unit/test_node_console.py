@@ -21,6 +21,7 @@ from echo_node.events import (
     Fetched,
     Joined,
     Note,
+    Planned,
     Progress,
     Step,
     Summary,
@@ -74,6 +75,19 @@ EVENTS: list[tuple[Event, str]] = [
         "Engine: torch on cpu, float32.",
     ),
     (
+        Planned(
+            sentence="Plan: torch.",
+            engine="torch",
+            place="the CPU",
+            dtype="float32",
+            context=8,
+            max_sequences=1,
+            needs=1,
+            may_have=2,
+        ),
+        "Plan: torch.",
+    ),
+    (
         fetched(),
         "fetching version 7: 50% of 1.0 MB, 100 kB/s, 5 s left, 75% from nodes; "
         "resumed, 100 kB were here already",
@@ -119,10 +133,10 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr()
     lines = [json.loads(line) for line in out.out.splitlines()]
     assert [line["event"] for line in lines] == [
-        "step", "joined", "joined", "engine", "fetched", "fetched", "version", "progress",
-        "trouble", "trouble", "note", "summary",
+        "step", "joined", "joined", "engine", "planned", "fetched", "fetched", "version",
+        "progress", "trouble", "trouble", "note", "summary",
     ]  # fmt: skip
-    assert lines[7]["rejected"] == {"stale": 1}
+    assert lines[8]["rejected"] == {"stale": 1}
     assert out.err == ""
 
 
