@@ -214,10 +214,11 @@ def doctor(
     with errors_as_exit_codes():
         from echo_node.commands.doctor import doctor
         from echo_node.doctor.situation import Question
-        from echo_node.paths import node_folder
+        from echo_node.paths import config_file, node_folder
 
         question = Question(
             folder=node_folder(data_dir),
+            config=config_file(),
             bootstrap=bootstrap,
             run=run,
             listen=tuple(listen or [LISTEN]),

@@ -161,7 +161,8 @@ def _describe(event: Event) -> str:
             )
         case Trouble():
             again = "" if event.retry_s is None else f" Trying again in {event.retry_s:.0f} s."
-            return event.message + again
+            more = f" Why: echo-node doctor {event.check}" if event.check else ""
+            return event.message + again + more
         case Verdict():
             return f"A group is not used after all ({event.code}): {event.message}"
         case Note():

@@ -105,10 +105,14 @@ class Progress(Event, Tally, frozen=True):
 
 
 class Trouble(Event, frozen=True):
-    """Something failed that the node goes on from; with `retry_s`, when it tries again."""
+    """Something failed that the node goes on from; with `retry_s`, when it tries again.
+
+    `check`: the one of `echo-node doctor` that looks into it.
+    """
 
     message: str
     retry_s: float | None = None
+    check: str = ""
 
 
 class Verdict(Event, frozen=True):

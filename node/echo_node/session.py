@@ -21,6 +21,7 @@ import trio
 from echo_node.clock import complaint
 from echo_node.credit import CreditKeeper
 from echo_node.directory import DIRECTORY_S, ask_directory
+from echo_node.doctor.explain import check_for
 from echo_node.door import enter, why_unreachable
 from echo_node.downloads import Downloads, fetch_deadline_s, size_of
 from echo_node.engines.remote import RemoteEngine
@@ -199,7 +200,7 @@ class Sessions:
 
     async def _pause(self, error: NetError, delay: float) -> None:
         self.away = True
-        self._report(Trouble(message=str(error), retry_s=round(delay, 1)))
+        self._report(_trouble(error, delay))
         end = trio.current_time() + delay
         late = self._stopped_at is not None and end > self._stopped_at + FAREWELL_S
         if late or (self.worker is not None and self.worker.complete):
@@ -368,6 +369,10 @@ class Sessions:
                 nursery.start_soon(self._parts.credit.follow, hub)
         finally:
             self.held, self._hub = False, None
+
+
+def _trouble(error: NetError, delay: float) -> Trouble:
+    return Trouble(message=str(error), retry_s=round(delay, 1), check=check_for(error) or "")
 
 
 def _first(group: BaseExceptionGroup[NetError]) -> NetError:
