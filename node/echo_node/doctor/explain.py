@@ -43,6 +43,7 @@ NEVER_OF_A_NODE: frozenset[type[EchoError]] = frozenset(
         errors.RunFailedError,
         errors.TaskError,
         errors.NoAnswerError,
+        errors.NotRunningError,
         errors.StoppedError,
     }
 )
