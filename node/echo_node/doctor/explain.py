@@ -26,6 +26,7 @@ CHECK_OF: dict[type[EchoError], str] = {
     errors.BannedError: "hub",
     errors.ArtifactError: "hub",
     errors.StoreError: "folder",
+    errors.AlreadyRunningError: "folder",
     errors.DiskFullError: "disk",
     errors.ProcessError: "engine",
     errors.EngineError: "engine",
