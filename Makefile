@@ -9,7 +9,7 @@ REST   := $(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore tests/unit
 LAB    := $(BIN)/python -m pytest tests/netlab tests/browser
 INPUTS := pyproject.toml constraints.txt scripts/install.py
 
-.PHONY: demo test test-all lint types check clean
+.PHONY: demo test test-all test-vllm test-mlx lint types check clean
 
 demo: $(VENV)/.installed-hub       ## a hub and three nodes on this machine; a policy that learns
 	$(BIN)/echo-hub demo $(ARGS)
@@ -23,6 +23,9 @@ test-all: $(VENV)/.installed-dev   ## every test
 	$(UNIT) $(ARGS)
 	$(REST) $(ARGS)
 	$(LAB) $(ARGS)
+
+test-vllm test-mlx: test-%:        ## one engine, in an environment of its own
+	$(PYTHON) scripts/test_engine.py $* $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -42,4 +45,4 @@ $(VENV)/.installed-dev: $(INPUTS)
 	@touch $@ $(VENV)/.installed-hub
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-mlx .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -77,6 +77,18 @@ def sums(count: int, seed: int = 0, *, group: int = 8, **sampling: Any) -> list[
     return jobs[:count]
 
 
+def mixed_work() -> list[Job]:
+    """A few answers, drawn in every way; some begin in the middle of their noise, two are long."""
+    jobs = [
+        *sums(4, 1, group=2, max_new_tokens=10),
+        *sums(2, 2, temperature=0.6, top_k=5, stop=(), max_new_tokens=10),
+        *sums(2, 3, temperature=1.4, top_k=30, top_p=0.8, max_new_tokens=10),
+    ]
+    jobs += [Job(one.prompt, one.seed, one.index, one.sampling, start=9) for one in jobs[:2]]
+    long = [3 + i % 50 for i in range(150)]
+    return [*jobs, *(Job(long, 5, index, jobs[0].sampling) for index in range(2))]
+
+
 def answer_all(driver: Driver, orders: Iterable[tuple[int, Job, int | None]]) -> Answers:
     """Submit jobs (number, job, version) and step until all are answered."""
     for number, job, version in orders:

@@ -37,7 +37,8 @@ class Options:
     `memory_share` is of each card's memory, weights included; on a CPU, where there is no such
     share, `cache_bytes` are for keys and values. `context` 0 is as long as the base allows.
     `tensor_parallel` x `pipeline_parallel` cards are used. `versions` is how many may have answers
-    running at once. `threads` 0 leaves vLLM's default, on a CPU.
+    running at once. `batch_tokens` are read by one forward pass at most. `threads` 0 and
+    `batch_tokens` 0 leave vLLM's default.
     """
 
     max_sequences: int = 256
@@ -47,6 +48,7 @@ class Options:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     versions: int = 4
+    batch_tokens: int = 0
     threads: int = 0
 
 
@@ -194,6 +196,7 @@ def make_config(base: Path, dtype: Dtype, options: Options, *, rank: int) -> Any
             generation_config="vllm",  # a snapshot's own must not change how tokens are drawn
             max_model_len=options.context or None,
             max_num_seqs=options.max_sequences,
+            max_num_batched_tokens=options.batch_tokens or None,
             gpu_memory_utilization=options.memory_share,
             kv_cache_memory_bytes=options.cache_bytes if on_cpu else None,
             tensor_parallel_size=options.tensor_parallel,
