@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 from engine_support import (
     BASE,
     CONTEXT,
+    EOS,
     answer_all,
     differences,
     edit_tensors,
@@ -30,6 +33,7 @@ from echo_hub.audit.derive import Auditor
 from echo_hub.config import LearnerSection
 from echo_hub.learner.messages import Audit, AuditRollout
 from echo_hub.learner.policy import Policy
+from echo_hub.tokens import Tokenizer as Hub
 from echo_node.engines.base import Completion, Job
 from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
@@ -50,14 +54,20 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [write_adapter(folder / str(seed), seed) for seed in range(4)]
 
 
+def turn_ends() -> tuple[int, ...]:
+    """Tokens that this base says often."""
+    return (*EOS, *Hub.load(BASE).encode("+,=", "raw"))
+
+
 @pytest.fixture(scope="module")
 def text() -> TurnText:
     """Words, for a base whose own tokens are characters."""
-    words = ["<unk>", *map(str, range(1, 28)), "higher", "lower", ":", "a"]
+    words = ["<unk>", *(f"w{i}" for i in range(26)), *map(str, range(1, 28))]
+    words += ["higher", "lower", ":", "a"]
     vocab = {word: number for number, word in enumerate(words)}
     raw = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
-    return TurnText(raw, (1, 20, 21, 22, 23))
+    return TurnText(raw, turn_ends())
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +114,7 @@ def by_torch(driver: Driver, adapter: Path, jobs: Sequence[Job]) -> list[Complet
 def test_a_thousand_rollouts_are_the_auditors_and_torchs_to_the_token(
     vllm: Driver, torch_driver: Driver, adapters: list[Path]
 ) -> None:
-    jobs = sums(1000)
+    jobs = sums(1000, max_new_tokens=28)
     ours = vllm.generate(jobs)
     assert {one.finish for one in ours} == {"stop", "length"}
     unequal, largest = differences(ours, by_torch(torch_driver, adapters[0], jobs))
@@ -148,7 +158,7 @@ def test_dialogues(vllm: Driver, torch_driver: Driver, adapters: list[Path]) -> 
     )  # fmt: skip
     jobs = [
         Job(one.prompt, one.seed, one.index, one.sampling, turns)
-        for one in sums(24, 6, max_new_tokens=60, stop=(1, 20, 21, 22, 23))
+        for one in sums(24, 6, max_new_tokens=60, stop=turn_ends())
     ]
     ours = vllm.generate(jobs)
     assert max(len(one.observed) for one in ours) > 1
@@ -164,6 +174,7 @@ def test_swapping_versions_under_load_mixes_none_and_keeps_memory(
     swaps, per_version, load = 200, 8, 24  # three versions or so at a time
     work = sums(swaps * per_version, 7)
     process = psutil.Process()
+    give_back = partial(ctypes.CDLL("libc.so.6").malloc_trim, 0)
     sizes: list[int] = []
     answered: dict[int, tuple[int, Completion]] = {}
     overlapped = 0
@@ -183,6 +194,7 @@ def test_swapping_versions_under_load_mixes_none_and_keeps_memory(
             round_()
         if version % 10 == 0:
             gc.collect()
+            give_back()  # what is free, but kept by the C library for later
             sizes.append(process.memory_info().rss)
     while vllm.running:
         round_()
