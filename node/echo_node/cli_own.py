@@ -270,10 +270,10 @@ def purge(
     """Delete all that this program put on this computer. Shows what, and asks, before it does."""
     with errors_as_exit_codes():
         from echo_node.commands.purge import delete, look, stop_service
-        from echo_node.paths import node_folder
+        from echo_node.paths import config_file, node_folder
 
         folder = node_folder(data_dir)
-        found = look(folder, keep_keys=keep_keys)
+        found = look(folder, also=[config_file()], keep_keys=keep_keys)
         if json_wanted:
             typer.echo(json.dumps([{**asdict(one), "path": str(one.path)} for one in found]))
         else:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from echo_node.commands.purge import OURS
+from echo_node.control.lock import running_here
 from echo_node.paths import NodeFolder
+from echo_p2p.errors import AlreadyRunningError
 from echo_p2p.identity import Identity
 
 PASSPHRASE = "correct horse battery"
@@ -80,6 +82,15 @@ def test_a_purge_shows_asks_and_touches_nothing_else(tmp_path: Path) -> None:
     assert [path.name for path in home.iterdir()] == ["thesis.txt"]
     assert (elsewhere / "precious").exists()
     assert "nothing of this program" in run("purge", "--yes", home=home)
+
+
+def test_a_running_node_is_not_pulled_out_from_under_itself(tmp_path: Path) -> None:
+    home = NodeFolder(tmp_path / "home")
+    run("identity", home=home.root)
+    with running_here(home):
+        said = run("purge", "--yes", home=home.root, code=AlreadyRunningError.exit_code)
+    assert f"process {os.getpid()}" in said
+    assert home.identity.exists()
 
 
 def test_a_purge_knows_all_that_a_node_keeps(tmp_path: Path) -> None:

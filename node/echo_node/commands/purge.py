@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from echo_node.control.lock import running_here
 from echo_node.paths import NodeFolder
 from echo_node.service.manager import manager
 from echo_p2p.errors import ConfigError, FolderError
@@ -36,6 +37,9 @@ OURS = {
     "person.pem": "the key of your own that vouches for your machines",
     "voucher": "your name for this machine",
     "identity.exported": "a mark that the key was exported",
+    "data.json": "how much was transferred, by day and month",
+    "node.lock": "the mark of a running node",
+    "control.sock": "where a running node listens",
 }
 """What this program keeps in its data folder, and what that is to a person."""
 
@@ -66,7 +70,21 @@ def stop_service() -> None:
 
 
 def delete(folder: NodeFolder, found: Sequence[Found]) -> None:
-    """Delete what was found, and the data folder if nothing is left in it."""
+    """Delete what was found, and the data folder if nothing is left in it.
+
+    AlreadyRunningError if a node is running there.
+    """
+    if not folder.root.is_dir():
+        _delete_all(found)
+        return
+    with running_here(folder):
+        _delete_all(found)
+        folder.lock.unlink(missing_ok=True)
+    if not any(folder.root.iterdir()):
+        folder.root.rmdir()
+
+
+def _delete_all(found: Sequence[Found]) -> None:
     for one in found:
         try:
             if one.path.is_dir() and not one.path.is_symlink():
@@ -78,8 +96,6 @@ def delete(folder: NodeFolder, found: Sequence[Found]) -> None:
                 f"cannot delete {error.filename or one.path}: {error.strerror}.",
                 fix="What comes before it is gone already; delete the rest yourself.",
             ) from error
-    if folder.root.is_dir() and not any(folder.root.iterdir()):
-        folder.root.rmdir()
 
 
 def _files(folder: Path) -> list[Path]:
