@@ -27,6 +27,9 @@ COLOURS = re.compile(r"\x1b\[[\d;]*(?:3[0-7]|4[0-7]|9[0-7]|38;|48;)[\d;]*m")
 LEAVES_SCREEN = "\x1b[?1049l"
 
 
+pytestmark = pytest.mark.slow  # several starts of a node with its engine
+
+
 class Terminal:
     """A program in a terminal of its own: what it wrote, and what can be read on the screen."""
 
@@ -50,7 +53,7 @@ class Terminal:
         return any(text in line for line in self.screen.display)
 
     async def read(self) -> None:
-        with trio.lowlevel.FdStream(os.dup(self.master)) as stream:  # type: ignore[attr-defined]
+        async with trio.lowlevel.FdStream(os.dup(self.master)) as stream:
             await self._read(stream)
 
     async def _read(self, stream: trio.lowlevel.FdStream) -> None:

@@ -41,6 +41,9 @@ def hub(tmp_path: Path) -> SmallHub:
     return hub
 
 
+pytestmark = pytest.mark.slow  # several starts of a node with its engine
+
+
 class Volunteer:
     """Somebody at another terminal."""
 
