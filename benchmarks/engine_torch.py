@@ -15,7 +15,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -106,12 +106,68 @@ def theirs(base: Path, adapter: Path, prompts: list[list[int]], limit: int) -> C
     return run
 
 
+def mixed_limits(count: int, most: int) -> list[int]:
+    """Lengths as answers have them: most are short, some go to the limit (mean about a sixth)."""
+    chance = random.Random(1)
+    return [min(most, 1 + int(chance.expovariate(8 / most))) for _ in range(count)]
+
+
+def ours_mixed(
+    base: Path, adapter: Path, prompts: list[list[int]], limits: list[int], rows: int
+) -> Callable[[], int]:
+    engine = Driver(TorchEngine(max_sequences=rows, device="cpu"))
+    engine.load(base, "float32")
+    engine.activate(1, adapter)
+    jobs = [
+        Job(prompt, i, 0, Sampling(temperature=1.0, max_new_tokens=limit, stop=()))
+        for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+    ]
+    return lambda: sum(len(answer.tokens) for answer in engine.generate(jobs))
+
+
+def theirs_mixed(
+    base: Path, adapter: Path, prompts: list[list[int]], limits: list[int], rows: int
+) -> Callable[[], int]:
+    """Batches of `rows` in order, each until its longest answer has ended."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = PeftModel.from_pretrained(model, adapter).merge_and_unload().eval()
+
+    @torch.inference_mode()
+    def run() -> int:
+        for start in range(0, len(prompts), rows):
+            part = prompts[start : start + rows]
+            width = max(map(len, part))
+            model.generate(
+                input_ids=torch.tensor([[PAD] * (width - len(p)) + p for p in part]),
+                attention_mask=torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in part]),
+                max_new_tokens=max(limits[start : start + rows]), do_sample=True, top_k=0,
+                temperature=1.0, top_p=1.0, pad_token_id=PAD, eos_token_id=None,
+            )  # fmt: skip
+        return sum(limits)
+
+    return run
+
+
+def race(makers: Sequence[Callable[[], int]], rounds: int) -> list[float]:
+    """Median tokens/s of each, run in turns; the first round warms up."""
+    rates: list[list[float]] = [[] for _ in makers]
+    for turn in range(rounds + 1):
+        for run, measured in zip(makers, rates, strict=True):
+            start = time.perf_counter()
+            tokens = run()
+            if turn:
+                measured.append(tokens / (time.perf_counter() - start))
+    return [statistics.median(measured) for measured in rates]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="a snapshot folder instead of the two shapes")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--mixed-tokens", type=int, default=256, help="longest, of mixed lengths")
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
@@ -119,24 +175,28 @@ def main() -> None:
         models = {"random": options.model or make_model(root / "random")}
         if options.model is None and ADDMIX3.is_dir():
             models["addmix3"] = ADDMIX3
-        print(f"{options.threads} thread(s), up to {options.new_tokens} new tokens, median of 5")
+        print(
+            f"{options.threads} thread(s), up to {options.new_tokens} new tokens, "
+            f"median of {options.rounds}"
+        )
         for name, base in models.items():
             adapter = make_adapter(base, root / f"{name}-adapter")
             for rows in options.rows:
                 prompts = make_prompts(base, rows)
                 makers = (ours, theirs)
                 runs = [make(base, adapter, prompts, options.new_tokens) for make in makers]
-                rates: list[list[float]] = [[], []]
-                for turn in range(6):
-                    for run, measured in zip(runs, rates, strict=True):
-                        start = time.perf_counter()
-                        tokens = run()
-                        if turn:  # the first warms up
-                            measured.append(tokens / (time.perf_counter() - start))
-                mine, plain = (statistics.median(measured) for measured in rates)
+                mine, plain = race(runs, options.rounds)
                 print(
                     f"{name:8} {rows:4} rows: ours {mine:8.0f} tokens/s, "
                     f"transformers.generate {plain:8.0f}, ratio {mine / plain:.2f}"
+                )
+                many = make_prompts(base, 8 * rows)
+                work = (many, mixed_limits(len(many), options.mixed_tokens), rows)
+                mixed = [make(base, adapter, *work) for make in (ours_mixed, theirs_mixed)]
+                mine, plain = race(mixed, options.rounds)
+                print(
+                    f"{name:8} {rows:4} rows, mixed lengths: ours {mine:8.0f} tokens/s, "
+                    f"padded batches {plain:8.0f}, ratio {mine / plain:.2f}"
                 )
 
 

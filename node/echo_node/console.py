@@ -157,7 +157,7 @@ def _describe(event: Event) -> str:
             version = "none" if event.version is None else str(event.version)
             return (
                 f"version {version} | {event.rollouts_per_s:.1f} rollouts/s, "
-                f"{event.tokens_per_s:.0f} tokens/s | {_counts(event)}"
+                f"{event.tokens_per_s:.0f} tokens/s{_running(event)} | {_counts(event)}"
             )
         case Trouble():
             again = "" if event.retry_s is None else f" Trying again in {event.retry_s:.0f} s."
@@ -185,6 +185,14 @@ def clock_time(moment: float) -> str:
     """Of a moment within a day the time, else the date too; on this computer's clock."""
     far = abs(moment - time.time()) > 20 * 3600
     return time.strftime("%a %d %b %H:%M" if far else "%H:%M", time.localtime(moment))
+
+
+def _running(event: Progress) -> str:
+    """What is being generated, if anything is."""
+    if not event.running:
+        return ""
+    answers = "1 answer" if event.running == 1 else f"{event.running} answers"
+    return f", {answers} under way with {event.running_tokens} tokens"
 
 
 def _limits(event: Joined | Summary) -> str:

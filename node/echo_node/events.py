@@ -97,11 +97,16 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(Event, Tally, frozen=True):
-    """Sent every few seconds while there is a session."""
+    """Sent every few seconds while there is a session.
+
+    `running` answers are being generated, and have `running_tokens` tokens so far.
+    """
 
     version: int | None
     rollouts_per_s: float
     tokens_per_s: float
+    running: int = 0
+    running_tokens: int = 0
 
 
 class Trouble(Event, frozen=True):

@@ -287,12 +287,16 @@ class Node:
             if worker is None or not self._sessions.held:
                 continue
             done = worker.done
-            rates = self._meter.rates(trio.current_time(), done.rollouts, done.tokens)
+            running, tokens = self._parts.engine.under_way
+            sampled = self._parts.engine.sampled
+            rates = self._meter.rates(trio.current_time(), done.rollouts, sampled)
             self._parts.report(
                 Progress(
                     version=self._parts.policies.active,
                     rollouts_per_s=round(rates[0], 2),
                     tokens_per_s=round(rates[1], 1),
+                    running=running,
+                    running_tokens=tokens,
                     **self._tally(),
                 )
             )

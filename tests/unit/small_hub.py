@@ -309,6 +309,11 @@ class ThreadEngine:
     """
 
     capacity = 8
+    under_way = (0, 0)
+
+    @property
+    def sampled(self) -> int:
+        return self._engine.sampled
 
     def __init__(self) -> None:
         self._engine = TorchEngine(max_sequences=self.capacity, device="cpu")

@@ -10,15 +10,11 @@ import pytest
 import trio
 from engine_models import check_completion, make_adapter, make_base, reference
 
-from echo_node.engines import remote
+from echo_node.engines import link, remote
 from echo_node.engines.base import Job
-from echo_node.engines.remote import (
-    MAX_FAILURES,
-    RemoteEngine,
-    open_engine,
-    restart_delay_s,
-    stall_s,
-)
+from echo_node.engines.patience import MAX_FAILURES, restart_delay_s, stall_s
+from echo_node.engines.remote import RemoteEngine, open_engine
+from echo_node.engines.sizing import CALM_ROUNDS, Sizing
 from echo_p2p.errors import EngineError, ProcessError
 from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import Sampling
@@ -71,7 +67,7 @@ def test_an_engine_works_fails_dies_hangs_and_goes_on(
             second = _pid(engine)
             assert second != first
 
-            monkeypatch.setattr(remote, "stall_s", lambda tokens, pause: 0.2)
+            monkeypatch.setattr(link, "stall_s", lambda tokens, pause: 0.2)
             os.kill(second, signal.SIGSTOP)
             with pytest.raises(ProcessError, match="sampled no token in 0 s"):
                 await engine.generate(SHORT)
@@ -83,6 +79,31 @@ def test_an_engine_works_fails_dies_hangs_and_goes_on(
             assert engine.restarts == 2
 
     trio.run(main)
+
+
+def test_an_engine_gets_fewer_answers_after_a_failure_and_more_with_calm() -> None:
+    plan = Sizing.full(64)
+    assert plan.after_answers(10_000) == plan
+    failed = plan.after_failure(running=64)
+    assert failed.now == 32
+    assert plan.after_failure(running=2).now == 16  # few ran: that many more would not help
+    calm, now = 0, failed
+    while now.now == 32:
+        now, calm = now.after_answers(1), calm + 1
+    assert (now.now, calm) == (40, CALM_ROUNDS * 32)
+    # what failed once more is tried again only after a longer time
+    again = now.after_failure(running=40)
+    assert again.now == 20
+    assert again.after_answers(CALM_ROUNDS * 20).now == 25
+    near = again
+    while near.now < 32:
+        near = near.after_answers(CALM_ROUNDS * near.now)
+    assert near.after_answers(CALM_ROUNDS * near.now).now == near.now
+    assert near.after_answers(2 * CALM_ROUNDS * near.now).now > near.now
+    for _ in range(20):
+        again = again.after_failure(running=again.now)
+    assert again.now == 1
+    assert plan.after_small_memory().most == 32
 
 
 def test_an_engine_that_never_answers_is_given_up(

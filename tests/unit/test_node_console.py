@@ -106,8 +106,16 @@ EVENTS: list[tuple[Event, str]] = [
     ),
     (Version(version=3), "version 3 is active"),
     (
-        Progress(version=3, rollouts_per_s=12.34, tokens_per_s=456.7, **COUNTS),
-        "version 3 | 12.3 rollouts/s, 457 tokens/s | 2 groups accepted, rejected: stale 1, "
+        Progress(
+            version=3,
+            rollouts_per_s=12.34,
+            tokens_per_s=456.7,
+            running=5,
+            running_tokens=678,
+            **COUNTS,
+        ),
+        "version 3 | 12.3 rollouts/s, 457 tokens/s, 5 answers under way with "
+        "678 tokens | 2 groups accepted, rejected: stale 1, "
         "1 to hand in | received 1.2 MB from the hub, 999 B from nodes; sent 0 B",
     ),
     (Trouble(message="Away.", retry_s=2.0), "Away. Trying again in 2 s."),

@@ -11,7 +11,6 @@ between is not started for ever: `run` raises `EngineError`.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,138 +24,62 @@ from echo_node.engines.base import (
     Dtype,
     EngineInfo,
     Job,
-    fault_in_completion,
 )
-from echo_node.engines.batches import Batches
+from echo_node.engines.link import Link, MemoryRanOutError, Question, failure_of
 from echo_node.engines.messages import (
     Activate,
     Activated,
     Answer,
-    Beat,
     Command,
-    Done,
-    Drop,
     Failed,
     Load,
     Loaded,
     Lost,
     Pace,
     Prepare,
-    Refused,
     Release,
     Resize,
     Score,
     Scored,
-    Submit,
-    Told,
+)
+from echo_node.engines.patience import (
+    ACTIVATE_S,
+    MAX_FAILURES,
+    SCORE_S,
+    START_S,
+    load_deadline_s,
+    open_log,
+    restart_delay_s,
 )
 from echo_node.engines.sizing import Sizing
-from echo_node.notice import Notice
 from echo_p2p.errors import EngineError, ProcessError, lone_cause
 from echo_p2p.nursery import open_nursery
 from echo_p2p.pipes import Child, child_process
 
-MAX_FAILURES = 5
-"""Processes that may fail in a row before the engine is given up."""
-
-_SLOWEST_READ_BYTES_PER_S = 10e6
-_SLOWEST_PROMPT_TOKENS_PER_S = 20.0
-_START_S = 180.0  # importing torch on a cold, slow disk
-_ACTIVATE_S = 300.0
-_SCORE_S = 300.0
-_GRACE_S = 60.0
-_PATIENCE = 10.0  # times slower than ever before is a hang
-_MOST_PATIENCE_S = 600.0
-_LOOK_S = 0.5
-_MAX_LOG_BYTES = 4 << 20
+ENGINE_MODULE = "echo_node.engines.process"
 
 A = TypeVar("A", bound=Answer)
 log = logging.getLogger(__name__)
 
 
-def stall_s(prompt_tokens: int, longest_pause_s: float) -> float:
-    """How long an engine at work may sample nothing.
-
-    Args:
-        prompt_tokens: those of the jobs it has; it may be reading them all.
-        longest_pause_s: the longest it has ever sampled nothing, and then gone on.
-    """
-    patience = min(_MOST_PATIENCE_S, _PATIENCE * longest_pause_s)
-    return _GRACE_S + prompt_tokens / _SLOWEST_PROMPT_TOKENS_PER_S + patience
-
-
-def restart_delay_s(failures: int) -> float:
-    """Pause before the next process after `failures` failed ones in a row."""
-    return min(30.0, 0.25 * 2.0 ** min(failures, 10))
-
-
-class _Question:
-    """A command that is answered. One at a time."""
-
-    def __init__(self, command: Command, deadline_s: float) -> None:
-        self.command = command
-        self.deadline_s = deadline_s
-        self.ends_at: float | None = None
-        """When it must be answered; None before it was sent."""
-        self.answer: Answer | None = None
-        self.error: EngineError | ProcessError | None = None
-        self.done = trio.Event()
-
-
-class _MemoryRanOutError(ProcessError):
-    """A process ended because memory ran out."""
-
-
-class RemoteEngine:
+class RemoteEngine(Link):
     """One engine in a process of its own. Made by `open_engine`."""
 
     def __init__(
         self, *, threads: int, max_sequences: int, log_path: Path, engine: str = "auto"
     ) -> None:
-        self.restarts = 0
-        self.failures = 0
-        """Times that jobs were refused or lost; all that ran at once count as one."""
+        super().__init__(Sizing.full(max_sequences))
         self.active: int | None = None
         """Version of jobs to come."""
         self._name = engine
         self._threads = threads
         self._nice = 0
-        self._duty = 100
         self._log_path = log_path
-        self._sizing = Sizing.full(max_sequences)
         self._asking = trio.Lock()
-        self._notice = Notice()
-        self._question: _Question | None = None
         self._setup: dict[type[Command], Command] = {}  # what a new process has to do first
-        self._outgoing: deque[Command] = deque()
-        self._batches = Batches()
-        self._child: Child | None = None
         self._scope: trio.CancelScope | None = None
         self._suspended = False
         self._early = False
-        self._vocab_size = 0
-        self._counted = 0  # tokens sampled by what is gone
-        self._sampled = 0
-        self._finished = 0
-        self._progress_at = 0.0
-        self._longest_pause_s = 0.0
-        self._answered = False
-
-    @property
-    def capacity(self) -> int:
-        """How many answers it is given at once, now."""
-        return self._sizing.now
-
-    @property
-    def sampled(self) -> int:
-        """Tokens sampled so far, as last heard."""
-        return self._counted + self._sampled
-
-    @property
-    def under_way(self) -> tuple[int, int]:
-        """Answers being generated, and the tokens that they have so far, as last heard."""
-        running = self._batches.running
-        return running, max(0, self._sampled - self._finished) if running else 0
 
     # --- what is asked of it ----------------------------------------------------------------------
 
@@ -172,7 +95,7 @@ class RemoteEngine:
 
     async def load(self, base: Path, dtype: Dtype) -> EngineInfo:
         """Load a base snapshot; EngineError says what is wrong with it."""
-        size = await trio.to_thread.run_sync(_size_of, base)
+        deadline_s = await trio.to_thread.run_sync(load_deadline_s, base)
         command = Load(
             base=str(base),
             dtype=dtype,
@@ -181,7 +104,7 @@ class RemoteEngine:
             engine=self._name,
             nice=self._nice,
         )
-        answer = await self._ask(command, Loaded, _START_S + size / _SLOWEST_READ_BYTES_PER_S)
+        answer = await self._ask(command, Loaded, deadline_s)
         self.active = None
         self._setup = {Load: command}
         self._vocab_size = answer.info.vocab_size
@@ -191,13 +114,13 @@ class RemoteEngine:
     async def activate(self, version: int, adapter: Path) -> None:
         """Make a version's folder the policy of jobs to come; on EngineError the last one stays."""
         command = Activate(version=version, adapter=str(adapter))
-        await self._ask(command, Activated, _ACTIVATE_S)
+        await self._ask(command, Activated, ACTIVATE_S)
         self._setup[Activate] = command
         self.active = version
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probabilities under the active version of all tokens but the first."""
-        return (await self._ask(Score(tokens=list(tokens)), Scored, _SCORE_S)).logprobs
+        return (await self._ask(Score(tokens=list(tokens)), Scored, SCORE_S)).logprobs
 
     def release(self, version: int) -> None:
         """No job will name this version any more."""
@@ -268,7 +191,7 @@ class RemoteEngine:
 
     async def _ask(self, command: Command, kind: type[A], deadline_s: float) -> A:
         async with self._asking:
-            question = self._question = _Question(command, deadline_s)
+            question = self._question = Question(command, deadline_s)
             self._notice.tell()
             try:
                 await question.done.wait()
@@ -288,7 +211,7 @@ class RemoteEngine:
     async def run(self) -> None:
         """Keep a process running until cancelled; EngineError if none stays alive."""
         failures = 0
-        with _open_log(self._log_path) as file:
+        with open_log(self._log_path) as file:
             while True:
                 await self._notice.until(self._is_wanted)
                 if not await self._run_one(file):
@@ -311,7 +234,7 @@ class RemoteEngine:
         self._outgoing.clear()
         failure: ProcessError | None = None
         async with child_process(
-            "echo_node.engines.process",
+            ENGINE_MODULE,
             name="the engine",
             env={"TRANSFORMERS_VERBOSITY": "error"},
             stderr_line=lambda line: print(line, file=file),
@@ -356,10 +279,10 @@ class RemoteEngine:
             return
         for command in self._setup.values():
             kind = Answer | Lost
-            limit_s = _START_S + _ACTIVATE_S
+            limit_s = START_S + ACTIVATE_S
             answer: Answer | Lost = await child.call(command, kind, deadline_s=limit_s)  # type: ignore[arg-type]
             if isinstance(answer, Lost):
-                raise _failure_of(answer)
+                raise failure_of(answer)
             if isinstance(answer, Failed):
                 raise ProcessError(f"a new engine cannot go on: {answer.message}")
         if self.capacity < self._sizing.most:
@@ -368,7 +291,7 @@ class RemoteEngine:
     def _end(self, failure: ProcessError | None) -> None:
         """The process is gone: what it still owed will not come."""
         self._count_anew()
-        if isinstance(failure, _MemoryRanOutError) and not self._batches.running:
+        if isinstance(failure, MemoryRanOutError) and not self._batches.running:
             self._sizing = self._sizing.after_small_memory()
         error = failure or ProcessError("the engine is suspended.")
         self._lose(error, smaller=failure is not None)
@@ -377,136 +300,6 @@ class RemoteEngine:
             question.error = error
             question.done.set()
             self._question = None
-
-    def _lose(self, error: EngineError | ProcessError, *, smaller: bool) -> None:
-        """What the process was answering is lost."""
-        running = self._batches.running
-        if not running:
-            return
-        self.failures += 1
-        if smaller:
-            self._sizing = self._sizing.after_failure(running)
-            log.warning("the engine gets at most %d answers at once from now on", self.capacity)
-        self._batches.lose(error)
-
-    def _count_anew(self) -> None:
-        self._counted += self._sampled
-        self._sampled = self._finished = 0
-
-    # --- while a process runs ---------------------------------------------------------------------
-
-    def _fill(self) -> None:
-        """Send jobs while there is room, those that came first first."""
-        if self._child is None:
-            self._notice.tell()
-            return
-        idle = not self._batches.running
-        orders = self._batches.to_send(self.capacity - self._batches.running)
-        if orders:
-            self._progress_at = trio.current_time() if idle else self._progress_at
-            self._send(Submit(orders=orders))
-
-    def _drop(self, numbers: list[int]) -> None:
-        if numbers and self._child is not None:
-            self._send(Drop(numbers=numbers))
-            self._fill()
-
-    def _send(self, command: Command) -> None:
-        self._outgoing.append(command)
-        self._notice.tell()
-
-    async def _tell(self, child: Child) -> None:
-        while True:
-            await self._notice.until(lambda: self._outgoing or self._is_unasked())
-            if self._outgoing:
-                await child.send(self._outgoing.popleft())
-                continue
-            question = self._question
-            assert question is not None
-            question.ends_at = trio.current_time() + question.deadline_s
-            await child.send(question.command)
-
-    def _is_unasked(self) -> bool:
-        return self._question is not None and self._question.ends_at is None
-
-    async def _watch(self, child: Child) -> None:
-        """ProcessError when the process hangs."""
-        while True:
-            await trio.sleep(_LOOK_S)
-            now = trio.current_time()
-            question, who = self._question, f"the engine (process {child.pid})"
-            if question is not None and question.ends_at is not None and now > question.ends_at:
-                name = type(question.command).__name__
-                raise ProcessError(f"{who} did not answer {name} in {question.deadline_s:.0f} s.")
-            limit_s = stall_s(self._batches.prompt_tokens, self._longest_pause_s)
-            limit_s *= 100 / self._duty
-            if self._batches.running and now > self._progress_at + limit_s:
-                raise ProcessError(f"{who} sampled no token in {limit_s:.0f} s.")
-
-    async def _listen(self, child: Child) -> None:
-        kind = Answer | Told
-        while True:
-            told: Answer | Told = await child.receive(kind)  # type: ignore[arg-type]
-            self._answered = self._answered or not isinstance(told, Beat | Lost)
-            match told:
-                case Beat():
-                    if told.sampled > self._sampled:
-                        self._moved()
-                    self._sampled = told.sampled
-                case Done():
-                    self._moved()
-                    self._settle(told)
-                case Refused():
-                    self._moved()
-                    if self._batches.job(told.number) is not None:
-                        self.failures += 1
-                        self._drop(self._batches.fail(told.number, EngineError(told.message)))
-                case Lost():
-                    if told.memory:
-                        raise _failure_of(told)
-                    self._lose(EngineError(f"the engine failed: {told.message}"), smaller=False)
-                case _:
-                    self._answer(told)
-            self._fill()
-
-    def _moved(self) -> None:
-        now = trio.current_time()
-        self._longest_pause_s = max(self._longest_pause_s, now - self._progress_at)
-        self._progress_at = now
-
-    def _answer(self, answer: Answer) -> None:
-        question = self._question
-        if question is None or question.ends_at is None:
-            raise ProcessError(f"the engine sent {type(answer).__name__}, which nobody asked for.")
-        question.answer = answer
-        question.done.set()
-        self._question = None
-
-    def _settle(self, done: Done) -> None:
-        answer, job = done.completion, self._batches.job(done.number)
-        if job is None:
-            return  # it was dropped meanwhile
-        fault = fault_in_completion(job, answer, vocab_size=self._vocab_size)
-        if fault:
-            raise ProcessError(f"the engine answered with {fault}.")
-        self._finished += len(answer.tokens) - sum(end - start for start, end in answer.observed)
-        self._batches.settle(done)
-        self._sizing = self._sizing.after_answers(1)
-
-
-def _failure_of(lost: Lost) -> ProcessError:
-    kind = _MemoryRanOutError if lost.memory else ProcessError
-    return kind(f"the engine failed: {lost.message}.")
-
-
-def _size_of(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _open_log(path: Path) -> TextIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    large = path.exists() and path.stat().st_size > _MAX_LOG_BYTES
-    return path.open("w" if large else "a", buffering=1, encoding="utf-8", errors="replace")
 
 
 @asynccontextmanager
