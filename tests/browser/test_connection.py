@@ -13,6 +13,7 @@ FRAME_S = 1 / 60
 
 
 def shown_version(page: Page) -> int:
+    expect(page.locator("#run-state")).to_contain_text("v")
     return int(re.findall(r"v(\d+)", page.locator("#run-state").inner_text())[0])
 
 

@@ -29,6 +29,7 @@ def test_the_overview_answers_the_three_questions_and_follows_the_run(
         expect(page.locator(f"#answer-{question} .word")).not_to_be_empty()
         expect(page.locator(f"#answer-{question} .sentence")).not_to_be_empty()
     expect(page.locator("#link-state")).to_have_text("Live")
+    expect(page.locator("#run-state")).to_contain_text("v")
     shown = int(re.findall(r"v(\d+)", page.locator("#run-state").inner_text())[0])
     hub.wait_for_version(shown + 1)
     expect(page.locator("#run-state")).not_to_contain_text(f"v{shown} ")
