@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import trio
+import trio.testing
 from engine_models import check_completion, make_adapter, make_base, reference
+from net_support import until
 
 from echo_node.engines import link, remote
 from echo_node.engines.base import Job
@@ -20,11 +25,17 @@ from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import Sampling
 
 
-def jobs(count: int, limit: int) -> list[Job]:
+def jobs(count: int, limit: int, *, prompt: int = 2) -> list[Job]:
+    """With prompts of so many tokens, that differ."""
     sampling = Sampling(temperature=1.0, max_new_tokens=limit, stop=())
-    return [Job([5, 6], 1, index, sampling) for index in range(count)]
+    return [
+        Job([5 + index % 50, 5 + index // 50 % 50, *[6] * (prompt - 2)], 1, index, sampling)
+        for index in range(count)
+    ]
 
 
+MANY = 1024
+"""Answers at once whose memory is more than what a new process has free from its start."""
 SHORT, LONG = jobs(2, 8), jobs(64, 90)
 
 
@@ -48,9 +59,9 @@ def test_an_engine_works_fails_dies_hangs_and_goes_on(
 ) -> None:
     async def main() -> None:
         log = tmp_path / "logs" / "engine.log"
-        async with open_engine(threads=1, max_sequences=64, log_path=log) as engine:
+        async with open_engine(threads=1, max_sequences=MANY, log_path=log) as engine:
             info = await engine.load(base, "float32")
-            assert (info.name, info.max_sequences) == ("torch", 64)
+            assert (info.name, info.max_sequences) == ("torch", MANY)
             with pytest.raises(EngineError, match="no policy version"):
                 await engine.generate(SHORT)
             with pytest.raises(EngineError, match="cannot read"):
@@ -58,6 +69,14 @@ def test_an_engine_works_fails_dies_hangs_and_goes_on(
             await engine.activate(1, adapter)
             answers = await engine.generate(SHORT)
             check_completion(reference(base, adapter), SHORT[1], answers[1])
+            restarts = 0
+            if sys.platform == "linux":
+                await _run_out_of_memory(engine)
+                restarts = 1
+                assert await engine.generate(SHORT) == answers
+            await _be_suspended(engine)
+            assert await engine.generate(SHORT) == answers
+            assert engine.restarts == restarts
             first = _pid(engine)
 
             os.kill(first, signal.SIGKILL)
@@ -76,7 +95,71 @@ def test_an_engine_works_fails_dies_hangs_and_goes_on(
                 await engine.activate(2, tmp_path)
             again = await engine.generate(SHORT)
             assert [one.tokens for one in again] == [one.tokens for one in answers]
-            assert engine.restarts == 2
+            assert engine.restarts == restarts + 2
+
+    trio.run(main)
+
+
+async def _run_out_of_memory(engine: RemoteEngine) -> None:
+    """No byte more than it has; what it has free is not enough for so many answers."""
+    memory = psutil.Process(_pid(engine)).memory_info().vms
+    resource.prlimit(_pid(engine), resource.RLIMIT_AS, (memory, memory))
+    failures = engine.failures
+    with pytest.raises(ProcessError, match="memory ran out"):
+        await engine.generate(jobs(MANY, 8, prompt=80))
+    assert (engine.capacity, engine.failures) == (MANY // 2, failures + 1)
+
+
+async def _be_suspended(engine: RemoteEngine) -> None:
+    """In the midst of work; calls then wait until it is resumed."""
+
+    async def work() -> None:
+        with pytest.raises(ProcessError, match="is suspended"):
+            await engine.generate(jobs(8 * MANY, 90))
+
+    capacity = engine.capacity
+    async with open_nursery() as nursery:
+        nursery.start_soon(work)
+        with trio.fail_after(60):
+            await until(lambda: engine.under_way[1])  # tokens of answers that are not done
+        assert engine.under_way[0] == capacity  # the others wait
+        pid = _pid(engine)
+        await engine.suspend()
+    assert not psutil.pid_exists(pid)
+    assert engine.capacity == capacity  # nothing failed
+    async with open_nursery() as nursery:
+        nursery.start_soon(engine.generate, SHORT)
+        await trio.testing.wait_all_tasks_blocked()
+        assert engine._child is None
+        engine.resume()
+
+
+def test_an_engine_that_says_what_none_says_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complaints = {
+        "tokens": "tokens outside the vocabulary",
+        "numbers": "log-probabilities that are missing or not finite",
+        "length": "9 tokens, where 1 to 8",
+        "bytes": "2 bytes that are no",
+        "unasked": "sent Activated, which nobody asked for",
+    }
+    plan = tmp_path / "plan"
+    plan.write_text("\n".join(complaints))
+    monkeypatch.setattr(remote, "ENGINE_MODULE", "garbage_engine")
+    monkeypatch.setattr(remote, "restart_delay_s", lambda failures: 0.0)
+    monkeypatch.setenv("GARBAGE", str(plan))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+
+    async def main() -> None:
+        async with open_engine(threads=1, max_sequences=8, log_path=tmp_path / "log") as engine:
+            await engine.load(tmp_path, "float32")
+            await engine.activate(1, tmp_path)
+            for complaint in complaints.values():
+                with pytest.raises(ProcessError, match=complaint):
+                    await engine.generate(SHORT)
+            assert len(await engine.generate(SHORT)) == len(SHORT)
+            assert engine.restarts == engine.failures == len(complaints)
 
     trio.run(main)
 

@@ -1,0 +1,50 @@
+"""An engine's process that says what none says. $GARBAGE is a file with what each process after the
+other does wrong, one a line; when none is left, the process answers as it should."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from echo_node.engines.base import Completion, EngineInfo
+from echo_node.engines.messages import Activate, Activated, Command, Done, Load, Loaded, Submit
+from echo_p2p.pipes import ParentPipe
+
+INFO = EngineInfo("garbage", "none", "float32", vocab_size=61, max_sequences=8, context=96)
+
+
+def completion(garbage: str, length: int) -> Completion:
+    match garbage:
+        case "tokens":
+            return Completion([10**6] * length, [-1.0] * length, "length")
+        case "numbers":
+            return Completion([5] * length, [float("nan")] * length, "length")
+        case "length":
+            return Completion([5] * (length + 1), [-1.0] * (length + 1), "length")
+        case _:
+            return Completion([5] * length, [-1.0] * length, "length")
+
+
+def main() -> None:
+    pipe, plan = ParentPipe(), Path(os.environ["GARBAGE"])
+    garbage, *left = plan.read_text().splitlines() or [""]
+    plan.write_text("\n".join(left))
+    while (command := pipe.receive(Command)) is not None:  # type: ignore[arg-type]
+        match command:
+            case Load():
+                pipe.send(Loaded(info=INFO))
+            case Activate():
+                pipe.send(Activated(version=command.version))
+            case Submit():
+                if garbage == "bytes":
+                    pipe._out.write(b"\x00\x00\x00\x02\xc1\xc1")
+                    pipe._out.flush()
+                if garbage == "unasked":
+                    pipe.send(Activated(version=7))
+                for order in command.orders:
+                    answer = completion(garbage, order.job.sampling.max_new_tokens)
+                    pipe.send(Done(number=order.number, version=1, completion=answer))
+
+
+if __name__ == "__main__":
+    main()
