@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` installs and runs it")
 
-import torch
 from engine_support import (
     BASE,
     CONTEXT,
@@ -26,7 +24,6 @@ from engine_support import (
     sums,
     write_adapter,
 )
-from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from echo_hub.audit.derive import Auditor
@@ -244,53 +241,6 @@ def test_versions_answer_side_by_side(
         assert differences([answers[n][1] for n in numbers], expected)[0] == 0
 
 
-def test_whole_models_take_turns(torch_driver: Driver, text: TurnText, tmp_path: Path) -> None:
-    versions = []
-    for seed in range(2):
-        folder = tmp_path / str(10 + seed)
-        folder.mkdir()
-        rng = np.random.default_rng(seed)
-        weights = {
-            name: (value.float() + torch.from_numpy(rng.normal(0, 0.02, value.shape)).float())
-            for name, value in torch_weights(BASE).items()
-        }
-        save_file({n: w.numpy() for n, w in weights.items()}, folder / "model.safetensors")
-        versions.append(folder)
-    theirs = Driver(TorchEngine(max_sequences=ROWS, device="cpu"))
-    theirs.load(BASE, "float32")
-    engine = VllmEngine(OPTIONS)
-    driver = Driver(engine)
-    driver.load(BASE, "float32")
-    try:
-        driver.activate(0, versions[0])
-        first = sums(8, 9)
-        for number, job in enumerate(first):
-            driver.submit(number, job)
-        driver.step()
-        driver.activate(1, versions[1])  # while those are being answered
-        jobs = [*first, *sums(24, 10)]
-        orders = [(n, jobs[n], n % 2) for n in range(8, len(jobs))]
-        answers = answer_all(driver, orders)
-        assert len(answers) == len(jobs)
-        for version, folder in enumerate(versions):
-            numbers = [n for n in sorted(answers) if answers[n][0] == version]
-            expected = by_torch(theirs, folder, [jobs[n] for n in numbers])
-            ours = [answers[n][1] for n in numbers]
-            unequal, largest = differences(ours, expected)
-            assert unequal == 0
-            assert largest < 1e-4
-        with pytest.raises(EngineError, match="another shape"):
-            driver.activate(2, write_adapter(tmp_path / "adapter", 1))
-    finally:
-        engine.close()
-
-
-def torch_weights(base: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file as load
-
-    return load(base / "model.safetensors")
-
-
 # --- ends ---------------------------------------------------------------------------------------
 
 
@@ -399,24 +349,3 @@ def test_a_bad_adapter_changes_nothing(
 def test_an_adapter_of_another_rank_is_refused(vllm: Driver, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="another shape"):
         vllm.activate(1, write_adapter(tmp_path / "wide", 9, rank=32))
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-        ({"auto_map": {"AutoModelForCausalLM": "x.Y"}}, "auto_map"),
-        ({"model_type": "no-such-thing"}, "vLLM cannot serve"),
-        ({"architectures": ["BertForMaskedLM"]}, "vLLM cannot serve"),
-        ({"num_attention_heads": "four"}, "vLLM cannot serve"),
-    ],
-)
-def test_a_base_that_cannot_be_served_is_refused(
-    tmp_path: Path, change: dict[str, object], complaint: str
-) -> None:
-    for file in BASE.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((BASE / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(EngineError, match=complaint):
-        VllmEngine(OPTIONS).load(tmp_path, "float32")

@@ -163,10 +163,26 @@ class Core:
     def reload(self, folder: Path) -> None:
         """Make a whole model's weights those of the base; no answer may be running."""
         self._client.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        self._client.collective_rpc(_pack_head)
 
     def close(self) -> None:
         """Release memory and processes."""
         self._client.shutdown()
+
+
+def _pack_head(worker: Any) -> None:
+    """Pack the weights of the head anew, in a worker that computes on a CPU.
+
+    There each layer multiplies by a packed copy of its weights. vLLM renews that of a layer whose
+    weights were loaded, and those of a head tied to the embedding never are.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        for layer in worker.get_model().modules():
+            if isinstance(layer, ParallelLMHead):
+                layer.quant_method.process_weights_after_loading(layer)
 
 
 def make_config(base: Path, dtype: Dtype, options: Options, *, rank: int) -> Any:
@@ -189,6 +205,7 @@ def make_config(base: Path, dtype: Dtype, options: Options, *, rank: int) -> Any
     try:
         return EngineArgs(
             model=str(base),
+            runner="generate",
             dtype=dtype,
             load_format="safetensors",
             trust_remote_code=False,
@@ -208,9 +225,8 @@ def make_config(base: Path, dtype: Dtype, options: Options, *, rank: int) -> Any
             disable_log_stats=True,
             **adapters,
         ).create_engine_config()
-    except (ValueError, TypeError, OSError, KeyError, AttributeError) as error:
-        # a false config of the base raises whatever it likes
-        raise EngineError(f"vLLM cannot serve the base model in {base}: {error}") from error
+    except Exception as error:  # a false config raises whatever it likes
+        raise _cannot_serve(base, error) from error
 
 
 def look_at(base: Path, dtype: Dtype, options: Options) -> tuple[Facts, Options]:
@@ -218,12 +234,19 @@ def look_at(base: Path, dtype: Dtype, options: Options) -> tuple[Facts, Options]
     from vllm.platforms import current_platform
     from vllm.transformers_utils.config import get_config
 
-    longest = _own_context(get_config(str(base), trust_remote_code=False))
+    try:
+        longest = _own_context(get_config(str(base), trust_remote_code=False))
+    except Exception as error:  # as above
+        raise _cannot_serve(base, error) from error
     context = min(options.context or longest, longest)
     options = replace(options, context=context)
     config = make_config(base, dtype, options, rank=0).model_config
     device = "cpu" if current_platform.is_cpu() else current_platform.get_device_name()
     return Facts(device, config.get_vocab_size(), config.max_model_len), options
+
+
+def _cannot_serve(base: Path, error: Exception) -> EngineError:
+    return EngineError(f"vLLM cannot serve the base model in {base}: {error}")
 
 
 def _own_context(config: Any) -> int:
