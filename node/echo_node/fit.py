@@ -120,7 +120,8 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How a machine will work. `device`: "cpu", or what `Accelerator` it is of its kind: "cuda:1".
 
-    `memory`: bytes that the engine may have there; `need` is what it will have at most.
+    `memory`: bytes that the engine may have there, `memory_share` of all there is; `need` is what
+    it will have at most.
     """
 
     engine: EngineName
@@ -130,6 +131,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     max_sequences: int
     memory: int
+    memory_share: float
     need: Need
 
     @property
@@ -154,12 +156,13 @@ class Misfit(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Place:
-    """Where an engine can compute, and how much it may have there."""
+    """Where an engine can compute, and how much it may have there, of how much there is."""
 
     engine: EngineName
     device: str
     name: str
     memory: int
+    whole: int
     habits: Habits = field(compare=False)
     dtype: Dtype = "float32"
 
@@ -203,7 +206,7 @@ def places(machine: Machine, software: Software, wishes: Wishes) -> list[Place]:
         memory = _allowed(wishes.ram, machine.ram, machine.ram_free, "cpu")
         habits = _habits("torch", "cpu", wishes)
         dtype = wishes.dtype or "float32"
-        found.append(Place("torch", "cpu", "the CPU", memory, habits, dtype))
+        found.append(Place("torch", "cpu", "the CPU", memory, machine.ram, habits, dtype))
     return [one for one in found if wishes.engine in ("auto", one.engine)]
 
 
@@ -249,6 +252,7 @@ def _places_on(card: Accelerator, index: int, software: Software, wishes: Wishes
             device if device in ("mps", "metal") else f"cuda:{index}",  # ROCm's torch says cuda
             card.name,
             memory,
+            card.memory,
             _habits(engine, device, wishes),
             dtype,
         )
@@ -291,6 +295,7 @@ def plan(shape: Shape, wishes: Wishes, machine: Machine, software: Software) -> 
                 context=context,
                 max_sequences=chosen,
                 memory=place.memory,
+                memory_share=min(1.0, place.memory / place.whole),
                 need=need_of(
                     shape, place.habits, dtype=place.dtype, context=context, sequences=chosen
                 ),

@@ -13,6 +13,7 @@ from pathlib import Path
 import trio
 
 from echo_node import software
+from echo_node.engines.base import Resources
 from echo_node.events import Planned
 from echo_node.fit import Misfit, Plan, Wishes, least_need, places, plan
 from echo_node.hardware.look import look
@@ -50,6 +51,16 @@ def told(plan: Plan) -> Planned:
         max_sequences=plan.max_sequences,
         needs=plan.need.total,
         may_have=plan.memory,
+    )
+
+
+def resources_of(plan: Plan) -> Resources:
+    """What the engine's process is to keep to, so that it does as planned."""
+    return Resources(
+        device="" if plan.device == "metal" else plan.device,
+        memory=plan.memory,
+        memory_share=plan.memory_share,
+        context=plan.context,
     )
 
 

@@ -31,7 +31,7 @@ from echo_node.hub import ANSWER_S, Greeting, Hub, Offer
 from echo_node.hub_turns import HubTurns
 from echo_node.notice import Notice
 from echo_node.outbox import Outbox
-from echo_node.planner import PEEK_S, Planner, Unplanned, told
+from echo_node.planner import PEEK_S, Planner, Unplanned, resources_of, told
 from echo_node.policies import Policies
 from echo_node.worker import Work, Worker
 from echo_p2p.artifact.manifest import Artifact
@@ -320,7 +320,11 @@ class Sessions:
             parts.engine.use(max_sequences=plan.max_sequences)
         else:
             self._report(told(plan))
-            parts.engine.use(engine=plan.engine, max_sequences=plan.max_sequences)
+            parts.engine.use(
+                engine=plan.engine,
+                max_sequences=plan.max_sequences,
+                resources=resources_of(plan),
+            )
 
     async def _fetch(self, hub: Hub, base: Artifact) -> None:
         with step(self._report, "fetching the base model", 2 * fetch_deadline_s(size_of(base))):

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from echo_node.engines.base import Completion, EngineInfo
 from echo_node.engines.messages import Activate, Activated, Command, Done, Load, Loaded, Submit
 from echo_p2p.pipes import ParentPipe
@@ -32,7 +34,9 @@ def main() -> None:
     while (command := pipe.receive(Command)) is not None:  # type: ignore[arg-type]
         match command:
             case Load():
-                pipe.send(Loaded(info=INFO))
+                resources = command.resources
+                info = replace(INFO, device=resources.device, context=resources.context)
+                pipe.send(Loaded(info=info))
             case Activate():
                 pipe.send(Activated(version=command.version))
             case Submit():

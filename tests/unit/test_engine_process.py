@@ -16,7 +16,7 @@ from engine_models import check_completion, make_adapter, make_base, reference
 from net_support import until
 
 from echo_node.engines import link, remote
-from echo_node.engines.base import Job
+from echo_node.engines.base import Job, Resources
 from echo_node.engines.patience import MAX_FAILURES, restart_delay_s, stall_s
 from echo_node.engines.remote import RemoteEngine, open_engine
 from echo_node.engines.sizing import CALM_ROUNDS, Sizing
@@ -153,7 +153,10 @@ def test_an_engine_that_says_what_none_says_is_replaced(
 
     async def main() -> None:
         async with open_engine(threads=1, max_sequences=8, log_path=tmp_path / "log") as engine:
-            await engine.load(tmp_path, "float32")
+            part = Resources(device="cuda:1", context=77)
+            engine.use(max_sequences=8, resources=part)
+            info = await engine.load(tmp_path, "float32")
+            assert (info.device, info.context) == (part.device, part.context)
             await engine.activate(1, tmp_path)
             for complaint in complaints.values():
                 with pytest.raises(ProcessError, match=complaint):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from echo_node.engines.base import Completion, Dtype, EngineInfo, Job
+from echo_node.engines.base import Completion, Dtype, EngineInfo, Job, Resources
 
 
 class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
@@ -31,6 +31,7 @@ class Load(_Frame, frozen=True):
     max_sequences: int
     engine: str = "auto"
     nice: int = 0
+    resources: Resources = Resources()
 
 
 class Activate(_Frame, frozen=True):

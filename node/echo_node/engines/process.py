@@ -131,7 +131,10 @@ class Process:
             self._driver = None
         _give_way(command.nice)
         engine = make_engine(
-            command.engine, max_sequences=command.max_sequences, threads=command.threads
+            command.engine,
+            max_sequences=command.max_sequences,
+            threads=command.threads,
+            resources=command.resources,
         )
         driver = Driver(engine, Texts(Path(command.base)))
         info = driver.load(Path(command.base), command.dtype)

@@ -24,6 +24,7 @@ from echo_node.engines.base import (
     Dtype,
     EngineInfo,
     Job,
+    Resources,
 )
 from echo_node.engines.link import Link, MemoryRanOutError, Question, failure_of
 from echo_node.engines.messages import (
@@ -72,6 +73,7 @@ class RemoteEngine(Link):
         self.active: int | None = None
         """Version of jobs to come."""
         self._name = engine
+        self._resources = Resources()
         self._threads = threads
         self._nice = 0
         self._log_path = log_path
@@ -83,9 +85,16 @@ class RemoteEngine(Link):
 
     # --- what is asked of it ----------------------------------------------------------------------
 
-    def use(self, *, max_sequences: int, engine: str | None = None) -> None:
+    def use(
+        self,
+        *,
+        max_sequences: int,
+        engine: str | None = None,
+        resources: Resources = Resources(),  # noqa: B008 - it is frozen
+    ) -> None:
         """What the next `load` is to make: another engine (None: the same), another batch."""
         self._name = engine or self._name
+        self._resources = resources
         self._sizing = Sizing.full(max_sequences)
 
     def prepare(self) -> None:
@@ -103,6 +112,7 @@ class RemoteEngine(Link):
             max_sequences=self._sizing.most,
             engine=self._name,
             nice=self._nice,
+            resources=self._resources,
         )
         answer = await self._ask(command, Loaded, deadline_s)
         self.active = None

@@ -33,17 +33,25 @@ class TorchEngine:
 
     Args:
         max_sequences: most answers in one batch; more jobs are answered in several.
-        device: a torch device; by default CUDA if there is one, else the CPU.
+        device: a torch device; by default CUDA (which ROCm's torch calls its own, too), then
+            Apple's MPS, else the CPU.
+        memory_share: most of a card's memory that torch may allocate; None is no limit.
         kept_bytes: most keys and values that are kept from turn to turn.
     """
 
     def __init__(
-        self, *, max_sequences: int, device: str | None = None, kept_bytes: int = KEPT_BYTES
+        self,
+        *,
+        max_sequences: int,
+        device: str | None = None,
+        kept_bytes: int = KEPT_BYTES,
+        memory_share: float | None = None,
     ) -> None:
         self.prefixes = Prefixes(kept_bytes)
         self.sampled = 0
         self._most = self._max_sequences = max_sequences
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = torch.device(device or best_device())
+        self._memory_share = memory_share
         self._model: Any = None
         self._decoder: Decoder | None = None
         self._merger: Merger | Replacer | None = None  # by what the first version was
@@ -54,6 +62,7 @@ class TorchEngine:
     def load(self, base: Path, dtype: Dtype) -> EngineInfo:
         """Load a base snapshot; EngineError says what is wrong with it."""
         check_base(base)
+        self._limit_memory()
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 base,
@@ -77,6 +86,14 @@ class TorchEngine:
             max_sequences=self._max_sequences,
             context=self._decoder.context,
         )
+
+    def _limit_memory(self) -> None:
+        if self._memory_share is None:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(self._memory_share, self._device)
+        elif self._device.type == "mps":  # a share of what Apple recommends as the most
+            torch.mps.set_per_process_memory_fraction(self._memory_share)
 
     def add(self, version: int, folder: Path) -> None:
         """Read and check a version; EngineError says why it is not used."""
@@ -155,6 +172,13 @@ class TorchEngine:
         self._slots.clear()
         self._versions.clear()
         self._model = self._decoder = self._merger = self._merged = None
+
+
+def best_device() -> str:
+    """The torch device to compute on, by what this build of torch finds."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _merger_for(model: torch.nn.Module, version: Version) -> Merger | Replacer:
