@@ -92,8 +92,39 @@ async def join(
     Args:
         screen: shown how the node stands, every `SCREEN_S`.
     """
+    code, started = QUIT, _Started()
     with running_here(options.folder) as holder:
-        return await _join(options, report, holder, open_engine, sensors or Computer(), screen)
+        async with open_nursery() as nursery:
+            # from the first moment on: a KeyboardInterrupt raised somewhere within a library may
+            # end there
+            await nursery.start(_obey_signals, started, nursery.cancel_scope)
+            code = await _join(
+                options, report, holder, open_engine, sensors or Computer(), screen, started
+            )
+            nursery.cancel_scope.cancel()
+    return code
+
+
+@dataclass
+class _Started:
+    """The node, once there is one."""
+
+    node: Node | None = None
+
+
+async def _obey_signals(
+    started: _Started,
+    scope: trio.CancelScope,
+    task_status: Any = trio.TASK_STATUS_IGNORED,  # trio-typing, from libp2p, has no such type
+) -> None:
+    """Ctrl-C is the node's, `Node.interrupted`; before and after it, it ends everything."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            if started.node is None:
+                scope.cancel()
+            else:
+                started.node.interrupted()
 
 
 async def _join(
@@ -103,6 +134,7 @@ async def _join(
     open_engine: Callable[..., AbstractAsyncContextManager[RemoteEngine]],
     sensors: Sensors,
     screen: Callable[[Snapshot], None] | None,
+    started: _Started,
 ) -> int:
     report = chronicle = Chronicle(show)
     limits = options.book.limits
@@ -122,6 +154,7 @@ async def _join(
     ):
         planner = Planner(engine=options.engine, max_sequences=options.max_sequences, limits=limits)
         node = Node(options.folder, entry, identity, store, peer, engine, report, planner)
+        started.node = node
         governor = Governor(
             options.book,
             sensors,
@@ -140,6 +173,7 @@ async def _join(
             if screen is not None:
                 nursery.start_soon(_show, screen, standing)
             await node.run(until_eof=options.until_eof)
+            started.node = None
             nursery.cancel_scope.cancel()
         return node.finish()
 
@@ -205,6 +239,7 @@ class Node:
         self._sessions = Sessions(self._parts)
         self._meter = Meter(trio.current_time())
         self._quit = False
+        self._scope: trio.CancelScope | None = None
 
     @property
     def parts(self) -> Parts:
@@ -238,7 +273,7 @@ class Node:
         async with open_nursery() as nursery:
             if until_eof:
                 nursery.start_soon(self._stop_at_eof)
-            nursery.start_soon(self._obey_signals, nursery.cancel_scope)
+            self._scope = nursery.cancel_scope
             nursery.start_soon(self._tell_progress)
             await self._sessions.run()
             nursery.cancel_scope.cancel()
@@ -266,19 +301,17 @@ class Node:
         await trio.to_thread.run_sync(wait, abandon_on_cancel=True)  # type: ignore[call-arg]
         self._sessions.stop()
 
-    async def _obey_signals(self, scope: trio.CancelScope) -> None:
-        """The first Ctrl-C stops, the second quits at once."""
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                if self._sessions.stopping:
-                    self._quit = True
-                    self._parts.engine.kill()
-                    scope.cancel()
-                    return
-                self._parts.report(
-                    Note(message="Handing in what is running. Press Ctrl-C again to quit at once.")
-                )
-                self._sessions.stop()
+    def interrupted(self) -> None:
+        """Ctrl-C: the first stops, the second quits at once."""
+        if not self._sessions.stopping:
+            self._parts.report(
+                Note(message="Handing in what is running. Press Ctrl-C again to quit at once.")
+            )
+            self._sessions.stop()
+        elif self._scope is not None:
+            self._quit = True
+            self._parts.engine.kill()
+            self._scope.cancel()
 
     async def _tell_progress(self) -> None:
         while True:

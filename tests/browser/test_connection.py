@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from browser_support import ServedHub, relay_to
 from conftest import OpenPage
 from playwright.sync_api import CDPSession, Page, expect
@@ -49,6 +50,7 @@ def test_many_tabs_share_one_stream(open_page: OpenPage, hub: ServedHub) -> None
         expect(tab.locator("#link-state")).to_have_text("Live")
 
 
+@pytest.mark.slow  # judges processor time, which is another on a busy machine
 def test_ten_thousand_nodes_scroll_without_jank(open_page: OpenPage) -> None:
     page = open_page("#/nodes")
     table = page.locator("[role=table]")

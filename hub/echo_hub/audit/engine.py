@@ -53,12 +53,22 @@ class Completion(msgspec.Struct, frozen=True):
     observed: list[tuple[int, int]] = []
 
 
+class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    device: str = ""
+    memory: int | None = None
+    memory_share: float | None = None
+    context: int = 0
+    tensor_parallel: int = 1
+
+
 class Load(_Frame, frozen=True):
     base: str
     dtype: Literal["float32", "bfloat16"]
     threads: int
     max_sequences: int
     engine: str = "auto"
+    nice: int = 0
+    resources: Resources = Resources()
 
 
 class Loaded(_Frame, frozen=True):

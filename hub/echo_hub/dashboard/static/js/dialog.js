@@ -61,7 +61,9 @@ export function ask(question, act) {
     });
     dialog.addEventListener("close", () => {
       dialog.remove();
-      if (before?.isConnected) before.focus();
+      // a live page may have drawn the button anew
+      const back = before?.isConnected ? before : document.getElementById(before?.id ?? "");
+      back?.focus();
       resolve(result);
     });
     dialog.showModal();

@@ -9,6 +9,7 @@ import { frame, markPage, showAlone } from "./shell.js";
 import * as theme from "./theme.js";
 
 const PAGES = {
+  __proto__: null, // a name from outside finds nothing that is not here
   overview: { title: "Overview", load: () => import("./pages/overview.js") },
   nodes: { title: "Nodes", load: () => import("./pages/nodes.js") },
   versions: { title: "Versions", load: () => import("./pages/versions.js") },

@@ -7,6 +7,7 @@ const nats = { unit: "nats a token" };
 
 /** By name: `{means, show, unit}`; one that is not here is shown as a plain number. */
 export const KNOWN = {
+  __proto__: null, // a name from outside finds nothing that is not here
   reward_mean: { means: "mean reward of the update's rollouts", show: reward },
   reward_error: { means: "standard error of the mean, over groups", show: reward },
   reward_std: { means: "their standard deviation", show: reward },

@@ -1,6 +1,7 @@
 /** What codes, standings and states mean, in words. Reason codes: docs/protocol.md. */
 
 export const STANDING = {
+  __proto__: null, // a name from outside finds nothing that is not here
   proven: {
     kind: "good",
     text: "proven",
@@ -21,6 +22,7 @@ export const STANDING = {
 };
 
 export const GROUP = {
+  __proto__: null, // a name from outside finds nothing that is not here
   received: { kind: "wait", text: "being checked" },
   scored: { kind: "info", text: "buffered" },
   consumed: { kind: "good", text: "trained on" },
@@ -46,6 +48,7 @@ export const FAULTS = new Set([
 
 /** What an operator may do about rollouts that are rejected with a code. */
 export const ADVICE = {
+  __proto__: null, // a name from outside finds nothing that is not here
   stale: "Faster nodes or links, fewer answers at a time, or a greater S (learner.staleness).",
   expired_lease:
     "The node is too slow for lease.seconds, or it went away. Raise lease.seconds, or let it take fewer answers at a time.",

@@ -10,6 +10,7 @@ const EVERY_MS = 5000;
 const CLOSE = 0.1; // of the greater one
 
 const WRITTEN = {
+  __proto__: null, // a name from outside finds nothing that is not here
   s: seconds,
   seconds,
   share: (value) => percent(value, 1),
