@@ -131,8 +131,8 @@ def _credit(context: typer.Context, data_dir: DataDir = None, json_wanted: Json 
     if context.invoked_subcommand is not None:
         return
     with errors_as_exit_codes():
-        from echo_node.credit import kept_statements
         from echo_node.paths import node_folder
+        from echo_node.statements import kept_statements
 
         found = [
             {"file": str(path), **_said(statement)}
@@ -158,7 +158,7 @@ def verify(
 ) -> None:
     """Check a statement of credit: whoever shows it to you, the hub signed what it says."""
     with errors_as_exit_codes():
-        from echo_node.credit import checked
+        from echo_node.statements import checked
 
         said = _said(checked(file, hub))
         if json_wanted:

@@ -14,9 +14,9 @@ from echo_hub.ledger.schema import open_engine
 from echo_hub.rollouts.credit import EARLY_S, FRESH_S, Credits
 from echo_hub.rollouts.reputation import Record
 from echo_node.commands.identity import export_key, import_key, name_person, show
-from echo_node.credit import Statement, checked, open_statement, read_statement, render
 from echo_node.paths import NodeFolder
 from echo_node.people import vouch, vouched_for
+from echo_node.statements import Statement, checked, open_statement, read_statement, render
 from echo_p2p.envelope import seal
 from echo_p2p.errors import ConfigError, IdentityError, PeerRefusedError, SignatureError
 from echo_p2p.identity import Identity

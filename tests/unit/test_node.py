@@ -22,7 +22,6 @@ from small_hub import RUN_ID, SmallHub, ThreadEngine
 from echo_node import hub as hub_module
 from echo_node import node as node_module
 from echo_node import session as session_module
-from echo_node.credit import kept_statements
 from echo_node.engines.base import Completion
 from echo_node.events import (
     Credited,
@@ -40,6 +39,7 @@ from echo_node.node import Node
 from echo_node.outbox import MAX_TRIES
 from echo_node.paths import NodeFolder
 from echo_node.people import vouch, write_voucher
+from echo_node.statements import kept_statements
 from echo_node.worker import jobs_of
 from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import RunEntry
