@@ -134,9 +134,12 @@ def join(
     """
     set_up_logging(log_level)
     with errors_as_exit_codes(explained_with=(bootstrap, data_dir)):
+        from echo_node.control.lock import refuse_running
+        from echo_node.paths import config_file, node_folder
+
+        refuse_running(node_folder(data_dir))  # before the imports that take seconds
         from echo_node.engines.choice import check_name
         from echo_node.node import JoinOptions
-        from echo_node.paths import config_file, node_folder
 
         check_name(engine)
         path = config_file(config)

@@ -269,7 +269,7 @@ def purge(
 ) -> None:
     """Delete all that this program put on this computer. Shows what, and asks, before it does."""
     with errors_as_exit_codes():
-        from echo_node.commands.purge import delete, look, stop_service
+        from echo_node.commands.purge import check_end, delete, look, stop_service
         from echo_node.paths import config_file, node_folder
 
         folder = node_folder(data_dir)
@@ -280,6 +280,7 @@ def purge(
             _list(found)
         if not found:
             return
+        check_end(folder)
         if not yes and not typer.confirm("Delete it?"):
             raise typer.Exit(1)
         stop_service()
@@ -292,7 +293,10 @@ def _list(found: list[Found]) -> None:
     if not found:
         typer.echo("There is nothing of this program here.")
         return
+    from echo_node.limits.amounts import format_size
+
     for one in found:
-        typer.echo(f"{one.bytes / 1e6:10.1f} MB in {one.files} files  {one.path}")
-        typer.echo(f"              {one.what}")
-    typer.echo(f"{sum(one.bytes for one in found) / 1e6:10.1f} MB together")
+        count = "1 file" if one.files == 1 else f"{one.files} files"
+        typer.echo(f"{format_size(one.bytes):>10} in {count}  {one.path}")
+        typer.echo(f"{'':12}{one.what}")
+    typer.echo(f"{format_size(sum(one.bytes for one in found)):>10} together")

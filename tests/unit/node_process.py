@@ -68,9 +68,12 @@ class NodeProcess:
 
 @asynccontextmanager
 async def joined(
-    hub: SmallHub, addresses: tuple[str, ...], home: Path, *extra: str
+    hub: SmallHub, addresses: tuple[str, ...], home: Path, *extra: str, traced: bool = False
 ) -> AsyncIterator[NodeProcess]:
-    """A node of this hub's run at work, killed at the end of the block if it has not ended."""
+    """A node of this hub's run at work, killed at the end of the block if it has not ended.
+
+    `traced`: with what it imports on its stderr.
+    """
     bootstrap = home / "bootstrap.toml"
     text = render_bootstrap(
         network="t", run_id=RUN_ID, hub_key=hub.identity.peer_id, addresses=(addresses * 3)[:3]
@@ -78,7 +81,8 @@ async def joined(
     bootstrap.write_text(text)
     process = await trio.lowlevel.open_process(
         [
-            sys.executable, "-X", "importtime", *COMMAND[1:], "join", "--json",
+            sys.executable, *(["-X", "importtime"] if traced else []),
+            *COMMAND[1:], "join", "--json",
             "--bootstrap", str(bootstrap), "--data-dir", str(home),
             "--listen", "/ip4/127.0.0.1/tcp/0", "--threads", "1",
             "--limit", "priority=normal", *extra,

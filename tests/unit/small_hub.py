@@ -11,7 +11,7 @@ from pathlib import Path
 import trio
 from engine_models import CONTEXT, VOCAB
 
-from echo_node.engines.base import Completion, Dtype, EngineInfo, Job
+from echo_node.engines.base import Completion, Dtype, EngineInfo, Job, Resources
 from echo_node.engines.driver import Driver
 from echo_node.engines.torch import TorchEngine
 from echo_node.notice import Notice
@@ -326,7 +326,7 @@ class ThreadEngine:
         self.hold = trio.CapacityLimiter(1)
         """Borrow it to keep `generate` waiting."""
 
-    def use(self, *, max_sequences: int, engine: str | None = None) -> None:
+    def use(self, *, max_sequences: int, engine: str | None = None, resources: Resources) -> None:
         self.planned = (engine, max_sequences)
 
     async def load(self, base: Path, dtype: Dtype) -> EngineInfo:

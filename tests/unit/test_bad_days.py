@@ -347,6 +347,8 @@ def _started(command: list[str], tmp_path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment(tmp_path),
+        # a shell in the background starts its programs deaf to Ctrl-C
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ async def test_a_volunteer_joins_works_loses_an_engine_and_stops(
     home.mkdir()
     hub.order(3)
     async with hub.on_the_network() as peer:
-        async with joined(hub, peer.addresses, home) as node:
+        async with joined(hub, peer.addresses, home, traced=True) as node:
             await until(lambda: hub.answered() == 3)
             node.engine().kill()
             hub.order(1)

@@ -88,7 +88,8 @@ def test_a_running_node_is_not_pulled_out_from_under_itself(tmp_path: Path) -> N
     home = NodeFolder(tmp_path / "home")
     run("identity", home=home.root)
     with running_here(home):
-        said = run("purge", "--yes", home=home.root, code=AlreadyRunningError.exit_code)
+        said = run("purge", home=home.root, code=AlreadyRunningError.exit_code)
+    assert "Delete it?" not in said
     assert f"process {os.getpid()}" in said
     assert home.identity.exists()
 

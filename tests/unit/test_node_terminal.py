@@ -27,9 +27,6 @@ COLOURS = re.compile(r"\x1b\[[\d;]*(?:3[0-7]|4[0-7]|9[0-7]|38;|48;)[\d;]*m")
 LEAVES_SCREEN = "\x1b[?1049l"
 
 
-pytestmark = pytest.mark.slow  # several starts of a node with its engine
-
-
 class Terminal:
     """A program in a terminal of its own: what it wrote, and what can be read on the screen."""
 
@@ -118,6 +115,7 @@ def joining(home: Path, hub: SmallHub, addresses: tuple[str, ...]) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow  # a start of a node with its engine
 @in_trio
 async def test_the_screen_of_a_node_at_work(hub: SmallHub, tmp_path: Path) -> None:
     home = tmp_path / "home"
@@ -142,6 +140,7 @@ async def test_the_screen_of_a_node_at_work(hub: SmallHub, tmp_path: Path) -> No
     assert not COLOURS.search(terminal.written)
 
 
+@pytest.mark.slow
 @in_trio
 async def test_colours_are_used_where_they_may_be(hub: SmallHub, tmp_path: Path) -> None:
     home = tmp_path / "home"
@@ -156,6 +155,7 @@ async def test_colours_are_used_where_they_may_be(hub: SmallHub, tmp_path: Path)
         await until(lambda: LEAVES_SCREEN in terminal.written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "environment"), [(["--plain"], {}), ([], {"TERM": "dumb"})], ids=["plain", "dumb"]
 )

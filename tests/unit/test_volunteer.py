@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,9 +44,6 @@ def hub(tmp_path: Path) -> SmallHub:
     return hub
 
 
-pytestmark = pytest.mark.slow  # several starts of a node with its engine
-
-
 class Volunteer:
     """Somebody at another terminal."""
 
@@ -73,11 +73,19 @@ class Volunteer:
         await self.asks(SetLimits(changes=limits), LimitsInForce)
 
 
+def is_gone(process: psutil.Process) -> bool:
+    """It has ended, and its memory is free."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def has_engine(node: NodeProcess) -> bool:
     return any(
         "echo_node.engines.process" in child.cmdline()
         for child in psutil.Process(node.process.pid).children()
-        if child.status() != psutil.STATUS_ZOMBIE
+        if not is_gone(child)
     )
 
 
@@ -88,8 +96,21 @@ async def works(hub: SmallHub, groups: int = 2) -> None:
     await hub.changed.until(lambda: hub.answered() >= wanted)
 
 
+@contextmanager
+def a_game(folder: Path) -> Iterator[None]:
+    """A program named `echo-test-game` runs."""
+    game = folder / "echo-test-game"
+    shutil.copy(shutil.which("sleep") or "", game)
+    with subprocess.Popen([str(game), "1000"]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow  # two starts of an engine
 @in_trio
-async def test_pause_resume_limits_and_leave(hub: SmallHub, tmp_path: Path) -> None:
+async def test_pause_resume_and_leave(hub: SmallHub, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     person = Volunteer(home)
@@ -99,58 +120,37 @@ async def test_pause_resume_limits_and_leave(hub: SmallHub, tmp_path: Path) -> N
         assert (status.state, status.version, status.lag) == ("working", 0, 0)
         assert status.pid == node.process.pid
         assert status.limits == ("cpu_threads 1", "priority normal")
-        assert node.engine().nice() == os.getpriority(os.PRIO_PROCESS, 0)
+        engine = node.engine()
+        assert engine.nice() == os.getpriority(os.PRIO_PROCESS, 0)
+        refused = await person.types("join", code=17)
+        assert f"running already (process {node.process.pid})" in refused
 
         hub.order(12)
         said = await person.types("pause", "2h")
         assert said.startswith("Paused until ")
         assert said.endswith("(in 2 h): you asked for it.\n")
-        await until(lambda: not has_engine(node))
+        await until(lambda: is_gone(engine))
         await hub.changed.until(
             lambda: set(hub.granted) == set(hub.submissions) | set(hub.returned)
         )
-        assert (await person.status()).state == "paused"
 
-        assert await person.types("resume") == "Working.\n"
+        with a_game(home):
+            await person.sets(pause_for="echo-test-game")
+            assert "echo-test-game is running" in await person.types("resume")
+            status = await person.status()
+            assert status.state == "paused"
+            (reason,) = status.reasons
+            assert (reason.code, reason.sentence) == ("program", "echo-test-game is running")
+            assert not has_engine(node)
+        await until(lambda: bool(node.of("resumed")))
         await works(hub)
-        assert len(hub.hellos) == 1  # all of it in one session
-
-        await person.sets(pause_for="echo-test-game", gpu_duty="50")
-        game = home / "echo-test-game"
-        shutil.copy(shutil.which("sleep") or "", game)
-        process = await trio.lowlevel.open_process([str(game), "1000"])
-        try:
-            await until(lambda: not has_engine(node))
-            (reason,) = (await person.status()).reasons
-            assert reason.sentence == "echo-test-game is running"
-        finally:
-            process.kill()
-            await process.wait()
-        await works(hub)
-
-        first = node.engine().pid
-        await person.types("limits", "set", "cpu_threads=2", "priority=low", "--save")
-        await works(hub)
-        assert node.engine().pid != first
-        assert node.engine().nice() == 10
-        assert "cpu_threads = 2" in (home / "echo-p2p" / "node.toml").read_text()
-
-        await person.sets(ram="100MB")  # an engine with torch takes more
-        await until(lambda: not has_engine(node))
-        (reason,) = (await person.status()).reasons
-        assert "100 MB allowed" in reason.sentence
-        with pytest.raises(ConfigError, match="neither a size nor a share"):
-            await person.sets(ram="lots")
-        await person.sets(ram="50%")
-        await works(hub)
-
         logged = await person.types("logs")
         assert "you asked for it" in logged
         assert "Working again." in logged
         assert "It has left." in await person.types("leave")
         assert await node.process.wait() == 0
     assert hub.farewells == 1
-    assert len(hub.hellos) == 1
+    assert len(hub.hellos) == 1  # all of it in one session
     assert set(hub.granted) == set(hub.submissions) | set(hub.returned)
     summary = node.of("summary")[0]
     assert (summary["reason"], summary["unsent"]) == ("stopped", 0)
@@ -158,6 +158,43 @@ async def test_pause_resume_limits_and_leave(hub: SmallHub, tmp_path: Path) -> N
     assert not node.of("trouble")
 
 
+@pytest.mark.slow  # four starts of an engine
+@in_trio
+async def test_limits_changed_at_work(hub: SmallHub, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    person = Volunteer(home)
+    async with hub.on_the_network() as peer, joined(hub, peer.addresses, home) as node:
+        await works(hub)
+        await person.sets(pause_for="echo-test-game", gpu_duty="50")
+        engine = node.engine()
+        with a_game(home):  # at work, so at once
+            await until(lambda: is_gone(engine))
+            (reason,) = (await person.status()).reasons
+            assert reason.sentence == "echo-test-game is running"
+        await works(hub)
+
+        first = node.engine()
+        await person.types("limits", "set", "cpu_threads=2", "priority=low", "--save")
+        await until(lambda: is_gone(first))
+        await works(hub)
+        second = node.engine()
+        assert second.nice() == 10
+        assert "cpu_threads = 2" in (home / "echo-p2p" / "node.toml").read_text()
+
+        await person.sets(ram="100MB")  # an engine with torch takes more
+        await until(lambda: is_gone(second))
+        (reason,) = (await person.status()).reasons
+        assert "100 MB allowed" in reason.sentence
+        with pytest.raises(ConfigError, match="neither a size nor a share"):
+            await person.sets(ram="lots")
+        await person.sets(ram="50%")
+        await works(hub)
+    assert len(hub.hellos) == 1
+    assert not node.of("trouble")
+
+
+@pytest.mark.slow
 @in_trio
 async def test_a_node_that_stood_still_goes_on(hub: SmallHub, tmp_path: Path) -> None:
     """As when a laptop sleeps, but for the clocks: those are a unit test's."""
@@ -175,6 +212,7 @@ async def test_a_node_that_stood_still_goes_on(hub: SmallHub, tmp_path: Path) ->
         await works(hub)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["reading", "connecting", "fetching", "loading"])
 @in_trio
 async def test_sigterm_at_any_point_ends_it_in_order(

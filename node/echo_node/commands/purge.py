@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo_node.control.lock import running_here
+from echo_node.control.lock import refuse_running, running_here
 from echo_node.paths import NodeFolder
 from echo_node.service.manager import manager
 from echo_p2p.errors import ConfigError, FolderError
@@ -59,14 +59,23 @@ def look(folder: NodeFolder, *, also: Iterable[Path] = (), keep_keys: bool = Fal
     return found
 
 
+def check_end(folder: NodeFolder) -> None:
+    """AlreadyRunningError if a node runs here that is no service (`stop_service` ends that one)."""
+    if not _is_service():
+        refuse_running(folder)
+
+
+def _is_service() -> bool:
+    try:
+        return manager().state().installed
+    except ConfigError:  # no service manager, so no service
+        return False
+
+
 def stop_service() -> None:
     """A node that runs as a service is stopped, and its service removed."""
-    try:
-        there = manager()
-    except ConfigError:  # no service manager, so no service
-        return
-    if there.state().installed:
-        there.uninstall()
+    if _is_service():
+        manager().uninstall()
 
 
 def delete(folder: NodeFolder, found: Sequence[Found]) -> None:

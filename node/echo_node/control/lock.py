@@ -45,12 +45,7 @@ def running_here(folder: NodeFolder) -> Iterator[Holder]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            other = _holder(descriptor)
-            who = "" if other is None else f" (process {other.pid})"
-            raise AlreadyRunningError(
-                f"a node with the identity in {folder.root} is running already{who}.",
-                fix="See it with `echo-node status`, end it with `echo-node leave`.",
-            ) from None
+            raise _already_running(folder, _holder(descriptor)) from None
         path = socket_path(folder.root)
         if path.parent != folder.root:
             _own_folder(path.parent)
@@ -61,6 +56,23 @@ def running_here(folder: NodeFolder) -> Iterator[Holder]:
         os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
+
+
+def refuse_running(folder: NodeFolder) -> None:
+    """AlreadyRunningError if a node runs here now; takes no lock, so another may start after it."""
+    try:
+        holder = find_running(folder)
+    except NotRunningError:
+        return
+    raise _already_running(folder, holder)
+
+
+def _already_running(folder: NodeFolder, holder: Holder | None) -> AlreadyRunningError:
+    who = "" if holder is None else f" (process {holder.pid})"
+    return AlreadyRunningError(
+        f"a node with the identity in {folder.root} is running already{who}.",
+        fix="See it with `echo-node status`, end it with `echo-node leave`.",
+    )
 
 
 def find_running(folder: NodeFolder) -> Holder:
