@@ -22,7 +22,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-EXAMPLES = 5
+EXAMPLES = 6
 
 
 @pytest.fixture(scope="module")
