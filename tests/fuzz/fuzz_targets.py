@@ -19,7 +19,8 @@ from echo_p2p import PROTOCOL, wire
 from echo_p2p.artifact import bitmap
 from echo_p2p.artifact.delta import ReadAt, Segment, decode, encode
 from echo_p2p.artifact.manifest import DIGEST_BYTES, Artifact
-from echo_p2p.bootstrap import Bootstrap, default_path
+from echo_p2p.bootstrap import Bootstrap
+from echo_p2p.bootstrap_source import default_path
 from echo_p2p.envelope import open_envelope, seal
 from echo_p2p.errors import ConfigError, DeltaError, EchoError, WireError
 from echo_p2p.identity import Identity
