@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -29,22 +30,26 @@ def run(*arguments: str, home: Path | None = None) -> subprocess.CompletedProces
     )
 
 
-def least_cpu_s(*command: str) -> float:
-    """CPU seconds of a command at its best of three."""
-    used = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, capture_output=True, check=True, timeout=60)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(used)
+def cpu_s(*command: str) -> float:
+    """CPU seconds of a command."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, capture_output=True, check=True, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_help_is_quick_and_imports_no_torch() -> None:
     assert "join" in run("--help").stdout
     hello = "import typer; app = typer.Typer(); app.command()(lambda: None); app(['--help'])"
-    # 0.18 s on a quiet machine, nearly all of it typer's; a busy one slows down both
-    assert least_cpu_s(*COMMAND, "--help") < 1.5 * least_cpu_s(sys.executable, "-c", hello)
+    # 0.18 s on a quiet machine, nearly all of it typer's. The least of each is what it takes:
+    # a neighbour on the same core only adds, now to the one, now to the other.
+    ours, bare = inf, inf
+    for _ in range(15):
+        ours = min(ours, cpu_s(*COMMAND, "--help"))
+        bare = min(bare, cpu_s(sys.executable, "-c", hello))
+        if ours < 1.5 * bare:
+            break
+    assert ours < 1.5 * bare
     traced = subprocess.run(
         [sys.executable, "-X", "importtime", *COMMAND[1:], "join", "--help"],
         capture_output=True,

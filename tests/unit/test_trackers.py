@@ -164,7 +164,10 @@ def test_a_tracker_that_fails_is_given_up_and_the_run_goes_on(
 ) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tensorboardX.py").write_text(BROKEN)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'broken'}{os.pathsep}{os.environ['PYTHONPATH']}")
+    path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path / "broken"), path]))
+    )
     monkeypatch.setenv("HOW_TO_BREAK", how)
     monkeypatch.setattr(follow, "_PAUSES_S", (0.01,))
     monkeypatch.setattr(follow, "TRIES", 2)

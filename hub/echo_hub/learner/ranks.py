@@ -30,6 +30,8 @@ from echo_p2p.wire import decode, encode
 _COMMAND: Any = Command  # unions, which `type[T]` has no room for
 _ANSWER: Any = Answer
 
+_BLAME_S = 5.0  # how long a rank that broke a collective may take until its end is seen
+
 
 class Leader:
     """Rank 0: carries commands out, together with the other ranks if there are any."""
@@ -51,7 +53,12 @@ class Leader:
         body = encode(command)
         for other in told:
             other.tell(body)
-        answer = self._server.answer(command)
+        try:
+            answer = self._server.answer(command)
+        except RuntimeError:  # of a collective, perhaps because a rank ended: then that is said
+            for other in told:
+                other.wait_for_its_end(_BLAME_S)
+            raise
         for other in told:
             other.compare(answer)
         return answer
@@ -90,7 +97,10 @@ class _Other:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        threading.Thread(target=self._listen, name=f"rank {seat.rank}", daemon=True).start()
+        self._listener = threading.Thread(
+            target=self._listen, name=f"rank {seat.rank}", daemon=True
+        )
+        self._listener.start()
 
     def tell(self, body: bytes) -> None:
         """Hand on an encoded command."""
@@ -109,6 +119,10 @@ class _Other:
             alike = counted[0] == counted[1]
         if not alike:
             self._end(f"answered {theirs}, where the first had {ours}")
+
+    def wait_for_its_end(self, seconds: float) -> None:
+        """If it ends in this time, the whole learner does (see `_listen`), and says which rank."""
+        self._listener.join(seconds)
 
     def close(self) -> None:
         """End it."""
