@@ -29,8 +29,8 @@ from echo_node.console import open_console
 from echo_node.engines.base import Completion, EngineInfo, Job
 from echo_node.engines.remote import RemoteEngine
 from echo_node.limits.book import Book
-from echo_node.node import JoinOptions, join
 from echo_node.paths import node_folder
+from echo_node.start import JoinOptions, join
 from echo_p2p.errors import EchoError
 from echo_p2p.nursery import open_nursery
 

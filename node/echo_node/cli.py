@@ -17,7 +17,7 @@ from echo_node.commands import limits, running
 from echo_p2p import __version__
 
 if TYPE_CHECKING:
-    from echo_node.node import JoinOptions
+    from echo_node.start import JoinOptions
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -137,9 +137,9 @@ def join(
         from echo_node.control.lock import refuse_running
         from echo_node.paths import config_file, node_folder
 
-        refuse_running(node_folder(data_dir))  # before the imports that take seconds
+        refuse_running(node_folder(data_dir))  # before the imports that take a second
         from echo_node.engines.choice import check_name
-        from echo_node.node import JoinOptions
+        from echo_node.start import JoinOptions
 
         check_name(engine)
         path = config_file(config)
@@ -171,7 +171,7 @@ def _run(options: JoinOptions, *, json_lines: bool, plain: bool) -> int:
     import trio
 
     from echo_node.console import open_console
-    from echo_node.node import join
+    from echo_node.start import join
 
     with open_console(json_lines=json_lines, plain=plain) as console:
         return trio.run(partial(join, options, console, screen=console.screen))

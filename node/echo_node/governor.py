@@ -14,9 +14,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -30,12 +30,15 @@ from echo_node.limits.rules import RUNS, Code, Decision, Hold, Readings, decide
 from echo_node.limits.settings import Limits
 from echo_node.meter import Meter
 from echo_node.notice import Notice
-from echo_node.sensors.computer import Own, Sensors, family
-from echo_p2p.artifact.store import Store
-from echo_p2p.net.host import Peer
+from echo_node.sensors.computer import Own, Sensors
+from echo_node.sensors.look import look
 from echo_p2p.nursery import open_nursery
 from echo_p2p.rates import Limits as Rates
 from echo_p2p.rates import parse_rate
+
+if TYPE_CHECKING:  # both are large, and limits are looked at before they are loaded
+    from echo_p2p.artifact.store import Store
+    from echo_p2p.net.host import Peer
 
 TICK_S = 2.0
 GRACE_S = 10.0
@@ -163,17 +166,9 @@ class Governor:
 
     async def _look(self) -> None:
         limits = self.book.limits
-        # trio-typing, which libp2p brings, shadows trio's own types with older ones
-        readings, self.own = await trio.to_thread.run_sync(  # type: ignore[call-arg]
-            lambda: self._sensors.read(limits, family(os.getpid())), abandon_on_cancel=True
-        )
+        readings, self.own = await look(self._sensors, limits)
         self._count()
-        now = time.time()
-        self.readings = replace(
-            readings,
-            data_today=self._data.today(now, limits.zone),
-            data_this_month=self._data.this_month(now, limits.zone),
-        )
+        self.readings = self._data.counted_in(readings, time.time(), limits.zone)
 
     def _count(self) -> None:
         sent, received = self._governed.peer.moved_bytes
@@ -254,10 +249,7 @@ class Governor:
             return
         before, self._obeyed = self._obeyed, limits
         self._limit_traffic()
-        cores = os.cpu_count() or 1
-        self._governed.engine.govern(
-            threads=limits.threads(cores), nice=limits.nice, duty=limits.gpu_duty
-        )
+        govern_engine(self._governed.engine, limits)
         if before is not None and _of_process(before) != _of_process(limits):
             self._hold("change", "the engine starts anew with the changed limits", math.inf)
         self._governed.store.set_cap(disk_cap(limits, self._governed.store))
@@ -291,6 +283,12 @@ class Governor:
             slept = f"The computer, or this program, stood still for {format_duration(seconds)}."
             self._governed.report(Note(message=slept))
             await self._governed.work.reconnect()
+
+
+def govern_engine(engine: Engine, limits: Limits) -> None:
+    """How much of the machine the limits give an engine."""
+    cores = os.cpu_count() or 1
+    engine.govern(threads=limits.threads(cores), nice=limits.nice, duty=limits.gpu_duty)
 
 
 def rates_of(limits: Limits) -> Rates:

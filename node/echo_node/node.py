@@ -1,4 +1,4 @@
-"""`echo-node join`: a node from its bootstrap file to its last receipt.
+"""A node from its first session to its last receipt; `start` is what comes before.
 
 Promises: an answer that was signed is handed in, or the exit code says that it was not; the first
 Ctrl-C ends in order, the second at once; nothing from the network is run as code. The node's own
@@ -7,173 +7,83 @@ process imports neither torch nor hivemind.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from echo_node.chronicle import Chronicle
 from echo_node.control.desk import Desk
-from echo_node.control.lock import Holder, running_here
 from echo_node.control.server import listening
 from echo_node.credit import CreditKeeper
 from echo_node.deltas import Deltas
 from echo_node.downloads import Downloads
-from echo_node.engines.remote import RemoteEngine, open_engine
+from echo_node.engines.remote import RemoteEngine
 from echo_node.events import Event, Note, Progress, Summary
 from echo_node.gate import Gate
 from echo_node.governor import Governed, Governor, rates_of
-from echo_node.limits.book import Book
 from echo_node.meter import Meter
 from echo_node.notice import Notice
 from echo_node.outbox import Outbox
-from echo_node.paths import NodeFolder, config_file
+from echo_node.paths import NodeFolder
 from echo_node.people import vouched_for
-from echo_node.planner import UNPLANNED, Planner
+from echo_node.planner import Planner
 from echo_node.policies import Policies
-from echo_node.sensors.computer import Computer, Sensors
-from echo_node.session import Parts, Sessions, step
+from echo_node.session import Parts, Sessions
 from echo_node.snapshot import Snapshot
 from echo_node.standing import Standing
+from echo_node.start import QUIT, Reins, Started
 from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import RunEntry
-from echo_p2p.bootstrap_source import load_bootstrap
 from echo_p2p.errors import NetError
 from echo_p2p.identity import Identity
 from echo_p2p.net.host import Peer, open_peer
 from echo_p2p.nursery import open_nursery
 from echo_p2p.swarm.exchange import Exchange
 
-BOOTSTRAP_S = 30.0
 TICK_S = 2.0
 SCREEN_S = 0.5
-QUIT = 130
 _ANY_PLAN = Planner()
 
 
-@dataclass(frozen=True)
-class JoinOptions:
-    """What a volunteer chose. `bootstrap` and `run` None: the packaged file, its only run.
-
-    `max_sequences` None: as many answers at a time as the plan finds room for.
-
-    `book` has the limits to begin with, `config` is where changes of them are saved. `until_eof` is
-    for programs that start nodes: the node stops when its stdin is closed, so it does not outlive a
-    starter that was killed.
-    """
-
-    folder: NodeFolder
-    bootstrap: str | None = None
-    run: str | None = None
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    max_sequences: int | None = None
-    engine: str = "auto"
-    book: Book = field(default_factory=Book)
-    config: Path = field(default_factory=config_file)
-    until_eof: bool = False
-
-
-async def join(
-    options: JoinOptions,
-    report: Callable[[Event], None],
-    *,
-    open_engine: Callable[..., AbstractAsyncContextManager[RemoteEngine]] = open_engine,
-    sensors: Sensors | None = None,
-    screen: Callable[[Snapshot], None] | None = None,
-) -> int:
-    """Work for a run until it is complete or we are told to stop; the exit code.
-
-    Args:
-        screen: shown how the node stands, every `SCREEN_S`.
-    """
-    code, started = QUIT, _Started()
-    with running_here(options.folder) as holder:
-        async with open_nursery() as nursery:
-            # from the first moment on: a KeyboardInterrupt raised somewhere within a library may
-            # end there
-            await nursery.start(_obey_signals, started, nursery.cancel_scope)
-            code = await _join(
-                options, report, holder, open_engine, sensors or Computer(), screen, started
-            )
-            nursery.cancel_scope.cancel()
-    return code
-
-
-@dataclass
-class _Started:
-    """The node, once there is one."""
-
-    node: Node | None = None
-
-
-async def _obey_signals(
-    started: _Started,
-    scope: trio.CancelScope,
-    task_status: Any = trio.TASK_STATUS_IGNORED,  # trio-typing, from libp2p, has no such type
-) -> None:
-    """Ctrl-C is the node's, `Node.interrupted`; before and after it, it ends everything."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        async for _ in signals:
-            if started.node is None:
-                scope.cancel()
-            else:
-                started.node.interrupted()
-
-
-async def _join(
-    options: JoinOptions,
-    show: Callable[[Event], None],
-    holder: Holder,
-    open_engine: Callable[..., AbstractAsyncContextManager[RemoteEngine]],
-    sensors: Sensors,
-    screen: Callable[[Snapshot], None] | None,
-    started: _Started,
-) -> int:
-    report = chronicle = Chronicle(show)
+async def work(started: Started, reins: Reins) -> int:
+    """Be the node that was started, to its end; the exit code. See `start.join`."""
+    options, chronicle = started.options, started.chronicle
     limits = options.book.limits
-    with step(report, "reading the bootstrap file", BOOTSTRAP_S + 5):
-        network = await load_bootstrap(options.bootstrap, deadline_s=BOOTSTRAP_S)
-    entry = network.choose(options.run)
-    identity = Identity.load_or_create(options.folder.identity)
     async with (
         _open_store(options.folder.store) as store,
-        open_peer(identity, options.listen, limits=rates_of(limits)) as peer,
-        open_engine(
-            threads=limits.threads(os.cpu_count() or 1),
-            max_sequences=options.max_sequences or UNPLANNED,
-            log_path=options.folder.engine_log,
-            engine=options.engine,
-        ) as engine,
+        open_peer(started.identity, options.listen, limits=rates_of(limits)) as peer,
     ):
-        planner = Planner(engine=options.engine, max_sequences=options.max_sequences, limits=limits)
-        node = Node(options.folder, entry, identity, store, peer, engine, report, planner)
-        started.node = node
+        node = Node(
+            options.folder,
+            started.entry,
+            started.identity,
+            store,
+            peer,
+            started.engine,
+            chronicle,
+            Planner(engine=options.engine, max_sequences=options.max_sequences, limits=limits),
+        )
+        reins.node = node
         governor = Governor(
             options.book,
-            sensors,
+            started.sensors,
             node.governed,
             config=options.config,
             data_count=options.folder.data_count,
         )
         standing = Standing(node.parts, node.sessions, governor, chronicle, options.folder)
         desk = Desk(governor, chronicle, snapshot=standing.snapshot, leave=node.leave)
-        async with listening(Path(holder.socket)) as server, open_nursery() as nursery:
+        async with listening(Path(started.holder.socket)) as server, open_nursery() as nursery:
             nursery.start_soon(server.serve, desk.answer)
             nursery.start_soon(governor.run)
             await governor.ready.wait()
-            if node.parts.gate.is_open:
-                engine.prepare()
-            if screen is not None:
-                nursery.start_soon(_show, screen, standing)
+            if started.screen is not None:
+                nursery.start_soon(_show, started.screen, standing)
             await node.run(until_eof=options.until_eof)
-            started.node = None
+            reins.node = None
             nursery.cancel_scope.cancel()
         return node.finish()
 

@@ -14,6 +14,7 @@ import trio
 
 from echo_node import software
 from echo_node.engines.base import Resources
+from echo_node.engines.sizing import UNPLANNED
 from echo_node.events import Planned
 from echo_node.fit import Misfit, Plan, Wishes, least_need, places, plan
 from echo_node.hardware.look import look
@@ -28,8 +29,6 @@ from echo_p2p.net.host import Peer
 from echo_p2p.wire import RunDescription
 
 PEEK_S = 20.0
-UNPLANNED = 16
-"""Answers at a time where no plan can be made and the volunteer named no number."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,13 +33,13 @@ from echo_node.notice import Notice
 from echo_node.outbox import Outbox
 from echo_node.planner import PEEK_S, Planner, Unplanned, resources_of, told
 from echo_node.policies import Policies
+from echo_node.steps import step
 from echo_node.worker import Work, Worker
 from echo_p2p.artifact.manifest import Artifact
 from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import RunEntry
 from echo_p2p.environments import ENVIRONMENTS
 from echo_p2p.errors import (
-    DeadlineError,
     EngineError,
     FarVersionError,
     ManifestError,
@@ -73,16 +73,6 @@ def reconnect_delay_s(failures: int, chance: float) -> float:
 def asks_directory(failures: int) -> bool:
     """Whether to ask the directory where the hub is, after so many attempts in a row."""
     return failures >= DIRECTORY_FIRST and (failures - DIRECTORY_FIRST) % DIRECTORY_EVERY == 0
-
-
-@contextmanager
-def step(report: Callable[[Event], None], name: str, deadline_s: float) -> Iterator[None]:
-    """Name a wait and bound it: DeadlineError when it takes too long."""
-    report(Step(step=name))
-    with trio.move_on_after(deadline_s) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise DeadlineError(f"{name} took longer than {deadline_s:g} s.")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+UNPLANNED = 16
+"""Answers at a time where no plan can be made and the volunteer named no number."""
 CALM_ROUNDS = 8
 """Times that all places must have been answered before there are more of them."""
 MOST_CAUTION = 64

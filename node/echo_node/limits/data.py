@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import msgspec
 
 from echo_node.limits.hours import local_time
+from echo_node.limits.rules import Readings
 
 KEPT_DAYS = 62
 
@@ -66,3 +68,11 @@ class DataCount:
     def this_month(self, now: float, zone: ZoneInfo | None) -> int:
         month = local_time(now, zone).strftime("%Y-%m-")
         return sum(count for day, count in self._days.items() if day.startswith(month))
+
+    def counted_in(self, readings: Readings, now: float, zone: ZoneInfo | None) -> Readings:
+        """Readings with what was moved until now."""
+        return replace(
+            readings,
+            data_today=self.today(now, zone),
+            data_this_month=self.this_month(now, zone),
+        )
