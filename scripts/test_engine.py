@@ -1,6 +1,7 @@
 """Install one engine beside what it needs and run its tests: `test_engine.py ENGINE [PYTEST ARGS]`.
 
-Standard library only. vLLM and MLX want other versions of what the project uses elsewhere, so each
+Tests that are marked slow are left out; `-m ENGINE` as an argument runs them too. Standard library
+only. vLLM and MLX want other versions of what the project uses elsewhere, so each
 has an environment of its own, made from a list in which everything is pinned. Where an engine
 cannot be had, the one line says so and why, and nothing fails; where it can, a failure to install
 it is one.
@@ -13,6 +14,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +59,7 @@ def install(engine: str, venv: Path) -> str:
     if stamp.exists() and stamp.read_text() == mark:
         return ""
     print(f"installing {engine} into {venv.name} (up to 3 GB; a few minutes) ...", flush=True)
+    start = time.monotonic()
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "--no-compile"]
     for arguments in steps(engine):
@@ -67,6 +70,7 @@ def install(engine: str, venv: Path) -> str:
         if done.returncode:
             sys.exit("\n".join([*errors, f"{engine} could not be installed."]))
     stamp.write_text(mark)
+    print(f"installed {engine} in {time.monotonic() - start:.0f} s", flush=True)
     return ""
 
 
@@ -79,7 +83,8 @@ def main() -> None:
         return
     paths = os.pathsep.join(str(ROOT / part) for part in (".", "hub", "node"))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [str(venv / "bin" / "python"), "-m", "pytest", "-m", engine, *TESTS, *arguments]
+    chosen = ["-m", f"{engine} and not slow", *arguments]  # of two -m, the last one counts
+    command = [str(venv / "bin" / "python"), "-m", "pytest", *chosen, *TESTS]
     sys.exit(subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode)
 
 

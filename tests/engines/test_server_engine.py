@@ -114,6 +114,7 @@ def test_a_server_that_samples_by_chance_is_refused(port: int, log: Path) -> Non
             engine.load(BASE, "float32")
 
 
+@pytest.mark.slow  # three starts of a server
 def test_a_server_says_what_torch_says_and_is_survived(
     port: int, log: Path, adapters: list[Path]
 ) -> None:

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from echo_node.engines.base import Completion, Job
 from echo_p2p.sampling import keys_to_torch, row_keys, sample
@@ -31,10 +39,17 @@ _SIZES = {
 
 
 def configs() -> dict[str, PretrainedConfig]:
-    """Architectures to test: full attention with and without biases, and sliding windows."""
+    """Architectures to test: full attention with biases in some, all or no layers, norms of heads,
+    sliding windows in some or all layers, and one that the torch engine has no pass of its own for.
+    """
+    biases = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
     return {
         "qwen2": Qwen2Config(**_SIZES),
         "llama": LlamaConfig(**_SIZES),
+        "llama-biases": LlamaConfig(**{**_SIZES, **biases, "head_dim": 12}),
+        "qwen3": Qwen3Config(**_SIZES, head_dim=16),
+        "mistral": MistralConfig(**_SIZES, sliding_window=9),
+        "granite": GraniteConfig(**_SIZES, residual_multiplier=0.5, embedding_multiplier=3.0),
         "sliding": Qwen2Config(
             **_SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=1
         ),
@@ -47,6 +62,8 @@ def make_base(folder: Path, architecture: str = "qwen2") -> Path:
     for parameter in model.parameters():
         if parameter.dim() == 2:
             parameter.data.mul_(4.0)  # less flat than the initialisation
+        else:  # biases and norms: not 0 and 1
+            parameter.data.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(folder)
     return folder
 

@@ -20,10 +20,12 @@ from engine_models import (
     reference,
 )
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from echo_node.engines.base import Job
 from echo_node.engines.draw import Sampler, Stream, Way
 from echo_node.engines.driver import Driver
+from echo_node.engines.lean import suits
 from echo_node.engines.torch import TorchEngine
 from echo_p2p.canary import CANARY_FILE, Canary, CanarySequence, write_canary
 from echo_p2p.errors import EngineError
@@ -84,6 +86,15 @@ def test_answers_are_what_a_plain_forward_pass_derives(architecture: str, tmp_pa
     lengths = {len(answer.tokens) for answer in answers}
     assert len(lengths) > 5  # rows did leave the batch at different times
     assert {answer.finish for answer in answers} == {"stop", "length"}
+
+
+def test_which_models_the_lean_pass_is_for() -> None:
+    odd = {"granite"}
+    for architecture, config in configs().items():
+        assert suits(AutoModelForCausalLM.from_config(config)) == (architecture not in odd)
+    gelu = AutoModelForCausalLM.from_config(configs()["llama"])
+    gelu.config.hidden_act = "gelu"
+    assert not suits(gelu)
 
 
 def test_temperatures_limits_and_stops_of_each_job_are_its_own(

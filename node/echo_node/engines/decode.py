@@ -1,4 +1,7 @@
-"""A causal language model, one forward pass at a time, over a cache whose rows come and go."""
+"""A causal language model, one forward pass at a time, over a cache whose rows come and go.
+
+The pass is `lean.Lean` where that suits the model, and the model's own otherwise.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 
 from echo_node.engines.base import Job
 from echo_node.engines.cache import SlotCache
+from echo_node.engines.lean import Lean, suits
 from echo_p2p.errors import EngineError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -24,7 +28,9 @@ class Decoder:
         self.device: torch.device = model.device
         self._model = model
         self._window = getattr(self.config, "sliding_window", None)
-        self._kinds = _kinds_of(self.config)
+        layers = _layers_of(self.config)
+        self._kinds = set(layers)
+        self._lean = Lean(model, layers) if suits(model) else None
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
@@ -38,43 +44,57 @@ class Decoder:
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache
     ) -> torch.Tensor:
-        """Raw logits after the last of `tokens` [rows, n], which the cache has room for.
+        """Raw logits after the last of `tokens` [rows, n]; see `logits`."""
+        return self.logits(tokens, positions, cache, 1)[:, -1]
+
+    def logits(
+        self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache, keep: int
+    ) -> torch.Tensor:
+        """Raw logits after the last `keep` of `tokens` [rows, n], which the cache has room for.
 
         The cache's mask covers them already; its columns are not advanced.
         """
         at, new = cache.columns, tokens.shape[1]
-        mask = at.mask[:, at.start : at.end + new]
+        masks = self._masks(at.mask[:, at.start : at.end + new], new)
+        if self._lean is not None:
+            return self._lean(tokens, positions, masks, cache, keep)
         output = self._model(
             input_ids=tokens,
-            attention_mask=self._attention_mask(mask, new),
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             position_ids=positions,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=keep,
             **{self._cache_argument: cache.past},
         )
-        return cast("torch.Tensor", output.logits[:, -1])
+        return cast("torch.Tensor", output.logits)
 
-    def _attention_mask(self, mask: torch.Tensor, new: int) -> Any:
+    def _masks(self, mask: torch.Tensor, new: int) -> dict[str, torch.Tensor]:
         """Who sees whom: bool [rows, 1, new, columns], for each kind of layer there is."""
         full = mask[:, None, None, :]
+        if new == 1 and self._kinds == {FULL}:
+            return {FULL: full}
         columns = mask.shape[1]
         place = torch.arange(columns, device=mask.device)
         asker = place[columns - new :, None]
         if new > 1:
             # what pads a row sees itself, as softmax over nothing is no number
             full = (full & (place <= asker)) | (place == asker)
-        if self._kinds == {FULL}:
-            return full
-        assert self._window is not None
-        sliding = full & (place > asker - self._window)
-        return sliding if self._kinds == {SLIDING} else {FULL: full, SLIDING: sliding}
+        masks = {FULL: full} if FULL in self._kinds else {}
+        if SLIDING in self._kinds:
+            assert self._window is not None
+            # a window counts a row's own tokens: between them may be columns that only pad
+            token = mask.cumsum(1)[:, None, None, :]
+            masks[SLIDING] = full & (token > token[..., columns - new :].mT - self._window)
+        return masks
 
 
-def _kinds_of(config: Any) -> set[str]:
-    kinds = set(getattr(config, "layer_types", None) or ())
+def _layers_of(config: Any) -> list[str]:
+    """The kind of each layer."""
+    kinds = list(getattr(config, "layer_types", None) or ())
     if not kinds:
-        kinds = {SLIDING if getattr(config, "sliding_window", None) else FULL}
-    odd = kinds - {FULL, SLIDING}
+        kind = SLIDING if getattr(config, "sliding_window", None) else FULL
+        kinds = [kind] * config.num_hidden_layers
+    odd = set(kinds) - {FULL, SLIDING}
     if odd:
         raise EngineError(
             f"the base model has layers of kind {', '.join(sorted(odd))}, "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM
 
 from echo_node.engines.adapter import Adapter, Merger, Version
 from echo_node.engines.base import Dtype, EngineInfo, Finished, Job, next_version
@@ -126,15 +126,20 @@ class TorchEngine:
     def score(self, version: int, tokens: Sequence[int]) -> list[float]:
         """Raw log-probability of each token but the first."""
         self._use(version)
+        assert self._decoder is not None
         ids = torch.tensor([list(tokens)], device=self._device)
-        cache = DynamicCache(config=self._model.config)
+        positions = torch.arange(len(tokens), device=self._device)[None]
+        cache = self._decoder.new_cache()
+        cache.begin(1, len(tokens))
         found: list[float] = []
         for start in range(0, len(tokens) - 1, SCORED_AT_ONCE):  # a whole text's logits are large
-            part = slice(start, min(start + SCORED_AT_ONCE, len(tokens) - 1))
-            output = self._model(input_ids=ids[:, part], past_key_values=cache, use_cache=True)
-            logprobs = output.logits[0].float().log_softmax(-1)
-            following = ids[0, part.start + 1 : part.stop + 1, None]
-            found += logprobs.gather(-1, following)[:, 0].tolist()
+            end = min(start + SCORED_AT_ONCE, len(tokens) - 1)
+            part = (slice(None), slice(start, end))
+            cache.columns.mask[part] = True
+            logits = self._decoder.logits(ids[part], positions[part], cache, end - start)
+            cache.columns.end = end
+            following = ids[0, start + 1 : end + 1, None]
+            found += logits[0].float().log_softmax(-1).gather(-1, following)[:, 0].tolist()
         return found
 
     def submit(self, number: int, version: int, job: Job) -> None:
