@@ -8,6 +8,7 @@ versions, no jobs that come and go, and no driver.
 An engine is measured where it is installed: run it with that environment's Python.
 
     python benchmarks/engines.py [--engine vllm torch] [--model FOLDER] [--batch 1 8 32]
+    python benchmarks/engines.py --agreement 128 --model FOLDER
     python benchmarks/engines.py --sampler [--vocabulary 150000]
 """
 
@@ -91,7 +92,34 @@ def bare_vllm(base: Path, adapter: Path, batch: int, length: int) -> Run:
     return run
 
 
-BARE: dict[str, Callable[[Path, Path, int, int], Run]] = {"vllm": bare_vllm}
+def bare_torch(base: Path, adapter: Path, batch: int, length: int) -> Run:
+    """transformers with a merged adapter and its own cache, one token after another."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = PeftModel.from_pretrained(model, adapter).merge_and_unload().eval()
+    prompts = torch.tensor(prompts_of(batch))
+
+    @torch.inference_mode()
+    def run(seed: int) -> int:
+        generator = torch.Generator().manual_seed(seed)
+        cache = DynamicCache(config=model.config)
+        fed, tokens, logprobs = prompts, [], []
+        for _ in range(length):
+            out = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            known = out.logits[:, -1].float().log_softmax(-1)
+            fed = torch.multinomial(known.exp(), 1, generator=generator)
+            tokens.append(fed)
+            logprobs.append(known.gather(-1, fed))
+        answers = torch.cat(tokens, 1).tolist(), torch.cat(logprobs, 1).tolist()
+        return sum(map(len, answers[0]))
+
+    return run
+
+
+BARE: dict[str, Callable[[Path, Path, int, int], Run]] = {"vllm": bare_vllm, "torch": bare_torch}
 NEEDS = {"vllm": "vllm", "torch": "torch", "mlx": "mlx"}
 
 
@@ -122,6 +150,38 @@ def measure(name: str, base: Path, adapter: Path, batch: int, length: int, round
     print(line, flush=True)
 
 
+def agreement(base: Path, adapter: Path, count: int, length: int) -> None:
+    """The same jobs through torch and vLLM: in float32 token by token, and vLLM in bfloat16.
+
+    An answer that differs is compared up to its first other token: what follows is of another text.
+    """
+    sampling = Sampling(temperature=1.0, max_new_tokens=length, stop=())
+    jobs = [Job(prompt, i, 0, sampling) for i, prompt in enumerate(prompts_of(count))]
+    answers = {}
+    for name, dtype in (("torch", "float32"), ("vllm", "float32"), ("vllm", "bfloat16")):
+        driver = Driver(make_engine(name, max_sequences=32, threads=0))
+        driver.load(base, dtype)  # type: ignore[arg-type]
+        driver.activate(1, adapter)
+        answers[name, dtype] = driver.generate(jobs)
+        driver.engine.close()
+    wanted = answers.pop(("torch", "float32"))
+    for (name, dtype), found in answers.items():
+        unequal, compared, gaps = 0, 0, [0.0]
+        for mine, theirs in zip(found, wanted, strict=True):
+            pairs = zip(mine.tokens, theirs.tokens, strict=True)
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), length)
+            unequal += same < length
+            compared += same
+            both = zip(mine.logprobs[:same], theirs.logprobs[:same], strict=True)
+            gaps += [abs(a - b) for a, b in both]
+        print(
+            f"{base.name}: {name} in {dtype} against torch in float32: {unequal} of {count} "
+            f"answers differ; {compared} tokens before the first other one, log-probabilities "
+            f"apart by {statistics.mean(gaps):.1e} on average, {max(gaps):.1e} at most",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", nargs="+", choices=sorted(NEEDS), default=sorted(NEEDS))
@@ -131,9 +191,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sampler", action="store_true", help="measure the sampler alone")
     parser.add_argument("--vocabulary", type=int, default=150_000)
+    parser.add_argument(
+        "--agreement", type=int, metavar="N", help="N answers of vLLM compared with torch's"
+    )
     options = parser.parse_args()
     if options.sampler:
         engines_sampler.measure(options.vocabulary)
+        return
+    if options.agreement:
+        with tempfile.TemporaryDirectory() as folder:
+            adapter = make_adapter(options.model, Path(folder) / "adapter")
+            agreement(options.model, adapter, options.agreement, options.new_tokens)
         return
     with tempfile.TemporaryDirectory() as folder:
         adapter = make_adapter(options.model, Path(folder) / "adapter")

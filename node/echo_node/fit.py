@@ -25,6 +25,7 @@ from typing import Literal
 
 import msgspec
 
+from echo_node.cards import equal, shares
 from echo_node.hardware.base import GIB, Accelerator, Machine, size
 from echo_node.shapes import Shape
 
@@ -118,10 +119,11 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """How a machine will work. `device`: "cpu", or what `Accelerator` it is of its kind: "cuda:1".
+    """How a machine will work. `device`: "cpu", or what `Accelerator` it is of its kind: "cuda:1",
+    or "cuda:0,1" if its layers are divided among `cards` of them.
 
     `memory`: bytes that the engine may have there, `memory_share` of all there is; `need` is what
-    it will have at most.
+    it will have at most. All three are of each card.
     """
 
     engine: EngineName
@@ -133,6 +135,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     memory: int
     memory_share: float
     need: Need
+    cards: int = 1
 
     @property
     def sentence(self) -> str:
@@ -141,7 +144,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return (
             f"Plan: {self.engine} on {self.place} in {self.dtype}, {many} at a time of up to "
             f"{self.context} tokens: {size(self.need.total)} of the {size(self.memory)} "
-            "it may have."
+            f"it may have{' on each' if self.cards > 1 else ''}."
         )
 
 
@@ -165,6 +168,7 @@ class Place:
     whole: int
     habits: Habits = field(compare=False)
     dtype: Dtype = "float32"
+    cards: int = 1
 
 
 def head_room(kind: str, memory: int) -> int:
@@ -176,8 +180,13 @@ def head_room(kind: str, memory: int) -> int:
     return max(least, int(memory * share))
 
 
-def need_of(shape: Shape, habits: Habits, *, dtype: Dtype, context: int, sequences: int) -> Need:
-    """What an engine of these habits holds with so many answers at a time; see the module."""
+def need_of(
+    shape: Shape, habits: Habits, *, dtype: Dtype, context: int, sequences: int, cards: int = 1
+) -> Need:
+    """What an engine of these habits holds with so many answers at a time; see the module.
+
+    With several cards, what each of them holds; see `cards`.
+    """
     width = WIDTH[dtype]
     a_token = shape.layers * 2 * shape.kv_heads * shape.head * width
     tokens = sequences * context
@@ -187,8 +196,8 @@ def need_of(shape: Shape, habits: Habits, *, dtype: Dtype, context: int, sequenc
         activations += tokens * 2 * shape.heads * shape.head * width
     return Need(
         fixed=habits.fixed,
-        weights=int((shape.parameters + habits.kept * shape.in_layers) * width),
-        cache=int(tokens * a_token * habits.spare),
+        weights=int((shape.embedded + (1 + habits.kept) * shape.in_layers / cards) * width),
+        cache=int(tokens * a_token * habits.spare / min(cards, shape.kv_heads)),
         logits=sequences * shape.vocabulary * 4 * habits.logits,
         activations=activations,
     )
@@ -276,6 +285,11 @@ def _capability(card: Accelerator) -> float:
 def plan(shape: Shape, wishes: Wishes, machine: Machine, software: Software) -> Plan | Misfit:
     """The first place where at least one answer at a time fits, with the largest batch there."""
     context = min(wishes.context, shape.positions)
+    if shape.no_mlx and software.mlx:
+        software = replace(software, mlx=False)
+        if wishes.engine == "mlx":
+            fix = "Leave --engine out, or name --engine torch."
+            return Misfit(needs=0, memory=0, sentence=shape.no_mlx, fix=fix)
     tried = places(machine, software, wishes)
     if not tried:
         return Misfit(
@@ -284,7 +298,7 @@ def plan(shape: Shape, wishes: Wishes, machine: Machine, software: Software) -> 
             sentence=f"the engine {wishes.engine} cannot compute on this machine.",
             fix="Leave --engine out, or install the engine that it names.",
         )
-    for place in tried:
+    for place in [*_together(shape, tried, wishes), *tried]:
         chosen = _sequences(shape, place, wishes, context)
         if chosen:
             return Plan(
@@ -296,11 +310,43 @@ def plan(shape: Shape, wishes: Wishes, machine: Machine, software: Software) -> 
                 max_sequences=chosen,
                 memory=place.memory,
                 memory_share=min(1.0, place.memory / place.whole),
-                need=need_of(
-                    shape, place.habits, dtype=place.dtype, context=context, sequences=chosen
-                ),
+                need=_need(shape, place, context, chosen),
+                cards=place.cards,
             )
     return _misfit(shape, tried, context)
+
+
+def _together(shape: Shape, tried: Sequence[Place], wishes: Wishes) -> list[Place]:
+    """Equal cards as one place, if vLLM computes on them; a limit in bytes is for all of them."""
+    single = {int(one.device[5:]): one for one in tried if one.engine == "vllm"}
+    alike = equal({number: (one.name, one.whole) for number, one in sorted(single.items())})
+    count = shares(shape.heads, shape.kv_heads, len(alike)) if alike else 1
+    if count == 1:
+        return []
+    chosen = sorted(sorted(alike, key=lambda number: -single[number].memory)[:count])
+    memory = min(single[number].memory for number in chosen)
+    if wishes.gpu is not None:
+        memory = min(memory, wishes.gpu // count)
+    return [
+        replace(
+            single[chosen[0]],
+            device=f"cuda:{','.join(map(str, chosen))}",
+            name=f"{count} cards of {single[chosen[0]].name}",
+            memory=memory,
+            cards=count,
+        )
+    ]
+
+
+def _need(shape: Shape, place: Place, context: int, sequences: int) -> Need:
+    return need_of(
+        shape,
+        place.habits,
+        dtype=place.dtype,
+        context=context,
+        sequences=sequences,
+        cards=place.cards,
+    )
 
 
 def _sequences(shape: Shape, place: Place, wishes: Wishes, context: int) -> int:
@@ -308,8 +354,7 @@ def _sequences(shape: Shape, place: Place, wishes: Wishes, context: int) -> int:
     most = place.habits.most if wishes.max_sequences is None else wishes.max_sequences
 
     def fits(count: int) -> bool:
-        need = need_of(shape, place.habits, dtype=place.dtype, context=context, sequences=count)
-        return need.total <= place.memory
+        return _need(shape, place, context, count).total <= place.memory
 
     low, high = 0, most
     while low < high:
@@ -322,7 +367,7 @@ def _sequences(shape: Shape, place: Place, wishes: Wishes, context: int) -> int:
 
 def _misfit(shape: Shape, tried: Sequence[Place], context: int) -> Misfit:
     best = max(tried, key=lambda place: place.memory)
-    needs = need_of(shape, best.habits, dtype=best.dtype, context=context, sequences=1).total
+    needs = _need(shape, best, context, 1).total
     return Misfit(
         needs=needs,
         memory=best.memory,

@@ -60,6 +60,7 @@ def resources_of(plan: Plan) -> Resources:
         memory=plan.memory,
         memory_share=plan.memory_share,
         context=plan.context,
+        tensor_parallel=plan.cards,
     )
 
 

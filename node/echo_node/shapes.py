@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echo_p2p.errors import ConfigError
+from echo_node.engines.mlx_config import overrides
+from echo_p2p.errors import ConfigError, EngineError
 
 MAX_CONFIG_BYTES = 1 << 20
 _LARGEST = 1 << 24  # of one number in a config; what is larger is no model's
@@ -24,6 +25,7 @@ class Shape:
     """Sizes of a model. `parameters` counts all its numbers, `embedded` those outside its layers.
 
     `head` is the width of one attention head, `positions` the longest text it can read, in tokens.
+    `no_mlx`: why MLX must not compute it; empty if it may.
     """
 
     vocabulary: int
@@ -36,6 +38,7 @@ class Shape:
     positions: int
     parameters: int
     embedded: int
+    no_mlx: str = ""
 
     @property
     def in_layers(self) -> int:
@@ -86,7 +89,16 @@ def shape_of(config: Any, *, source: str) -> Shape:
         positions=read("max_position_embeddings", 2048),
         parameters=embedded + layers * layer,
         embedded=embedded,
+        no_mlx=_why_not_mlx(config),
     )
+
+
+def _why_not_mlx(config: Mapping[str, Any]) -> str:
+    try:
+        overrides(config)
+    except EngineError as error:
+        return error.message
+    return ""
 
 
 class _Reader:

@@ -63,10 +63,12 @@ def test_what_is_planned_reaches_torch_and_vllm() -> None:
         (None, "cpu", None),
         (None, "", None),
         ("2,3", "cuda:1", "3"),
+        (None, "cuda:0,2", "0,2"),
+        ("4,5,6", "cuda:0,2", "4,6"),
         ("3", "cuda:1", "3"),  # another load in the same process
     ],
 )
-def test_one_card_of_several_is_shown(
+def test_some_cards_of_several_are_shown(
     monkeypatch: pytest.MonkeyPatch, shown: str | None, device: str, then: str | None
 ) -> None:
     if shown is not None:

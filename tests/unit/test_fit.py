@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echo_node.cards import shares
 from echo_node.fit import (
     HABITS,
     Misfit,
@@ -22,6 +23,7 @@ from echo_node.fit import (
     plan,
 )
 from echo_node.hardware.base import GIB, Accelerator, Cpu, Machine
+from echo_node.planner import resources_of
 from echo_node.presets import PRESETS, Preset, find_preset
 from echo_node.shapes import Shape, read_shape, shape_of
 from echo_node.software import torch_devices
@@ -89,6 +91,49 @@ def test_the_engine_follows_the_hardware() -> None:
     assert planned("Qwen2.5-0.5B", machine()).device == "cpu"
     rocm = replace(CUDA_TORCH, torch=frozenset({"cpu", "rocm"}))
     assert planned("Qwen2.5-0.5B", machine(card(24, "gfx1100", "rocm")), rocm).device == "cuda:0"
+
+
+def test_equal_cards_are_used_together_by_vllm_and_only_equal_ones() -> None:
+    one = planned("Qwen2.5-7B", machine(card(24)))
+    four = planned("Qwen2.5-7B", machine(card(12), card(24), card(24), card(24), card(24)))
+    assert (four.device, four.cards) == ("cuda:1,2,3,4", 4)  # 28 heads, 4 of them of keys
+    assert four.need.weights < one.need.weights / 2
+    assert four.max_sequences >= one.max_sequences
+    assert "4 cards of a 24 GB card" in four.sentence
+    assert resources_of(four).tensor_parallel == 4
+    three = planned("Qwen2.5-7B", machine(card(24), card(24), card(24)))
+    assert (three.device, three.cards) == ("cuda:0,1", 2)
+    assert planned("Qwen2.5-7B", machine(card(24), card(16))).cards == 1
+    assert (
+        planned("Qwen2.5-7B", machine(card(24), card(24)), CUDA_TORCH, dtype="bfloat16").cards == 1
+    )
+    limited = planned("Qwen2.5-1.5B", machine(card(24), card(24)), gpu=20 * GIB)
+    assert (limited.cards, limited.memory) == (2, 10 * GIB)
+    # what one card cannot hold, several can
+    assert isinstance(
+        plan(shape("Qwen2.5-7B"), Wishes(context=1024), machine(card(16), ram_gib=8), ALL), Misfit
+    )
+    assert planned("Qwen2.5-7B", machine(card(16), card(16), ram_gib=8)).cards == 2
+
+
+@given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 16))
+def test_cards_divide_heads_as_vllm_wants(group: int, kv_heads: int, cards: int) -> None:
+    count = shares(group * kv_heads, kv_heads, cards)
+    assert 1 <= count <= cards
+    assert (group * kv_heads) % count == 0
+    assert kv_heads % count == 0 or count % kv_heads == 0
+
+
+def test_mlx_is_not_planned_for_what_it_would_compute_wrongly() -> None:
+    config = {**PRESETS[0].config, "model_type": "gemma2"}
+    odd = shape_of(config, source="x")
+    mac = machine(card(24, "", "metal"))
+    made = plan(odd, Wishes(context=512), mac, MAC)
+    assert isinstance(made, Plan)
+    assert (made.engine, made.device) == ("torch", "mps")
+    refused = plan(odd, Wishes(context=512, engine="mlx"), mac, MAC)
+    assert isinstance(refused, Misfit)
+    assert "gemma2" in refused.sentence
 
 
 def test_an_old_card_gets_no_bfloat16_and_a_very_old_one_no_vllm() -> None:

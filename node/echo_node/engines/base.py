@@ -40,11 +40,12 @@ class EngineInfo(msgspec.Struct, frozen=True):
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which part of the machine an engine may use; what is left at its default, it chooses itself.
 
-    `device`: one of several, as torch names it: "cuda:1". `memory`: most bytes on the device, or of
-    unified memory; `memory_share`: the same as a share of what the device has. `context`: tokens
-    of prompt and answer that it sets room aside for; 0 is as many as the base allows.
-    `tensor_parallel`: cards that share each layer. How long it rests is not here: the process
-    rests for any engine (`messages.Pace`).
+    `device`: one of several, as torch names it: "cuda:1", or for vLLM as many as
+    `tensor_parallel`: "cuda:0,1". `memory`: most bytes on each device, or of unified memory;
+    `memory_share`: the same as a share of what the device has. `context`: tokens of prompt and
+    answer that it sets room aside for; 0 is as many as the base allows. `tensor_parallel`: cards
+    that share each layer. How long it rests is not here: the process rests for any engine
+    (`messages.Pace`).
     """
 
     device: str = ""

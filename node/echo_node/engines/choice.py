@@ -98,8 +98,7 @@ def _vllm(*, max_sequences: int, threads: int, resources: Resources) -> Engine:
         raise EngineError("vLLM is not installed.", fix="Run: pip install 'echo-p2p[cuda]'")
     from echo_node.engines.vllm import VllmEngine
 
-    if resources.tensor_parallel == 1:
-        _show_only(resources.device)
+    _show_only(resources.device)
     return VllmEngine(vllm_options(resources, max_sequences=max_sequences, threads=threads))
 
 
@@ -120,13 +119,14 @@ def vllm_options(resources: Resources, *, max_sequences: int, threads: int) -> O
 
 def _show_only(device: str) -> None:
     """Hide the other cards from this process: vLLM takes the first that it sees."""
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or not index:
+    kind, _, indices = device.partition(":")
+    if kind != "cuda" or not indices:
         return
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [index] if shown is None else shown.split(",")[int(index) :][:1]
+    names, shown = indices.split(","), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is not None:
+        names = [name for index in names for name in shown.split(",")[int(index) :][:1]]
     if names:  # else it was done for an engine before this one
-        os.environ["CUDA_VISIBLE_DEVICES"] = names[0]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
 
 
 def _torch(*, max_sequences: int, threads: int, resources: Resources) -> Engine:
