@@ -9,7 +9,18 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from echo_node.engines.base import Completion, EngineInfo
-from echo_node.engines.messages import Activate, Activated, Command, Done, Load, Loaded, Submit
+from echo_node.engines.messages import (
+    Activate,
+    Activated,
+    Command,
+    Done,
+    Failed,
+    Load,
+    Loaded,
+    Lost,
+    Submit,
+)
+from echo_node.engines.process import DEVICE_LOST
 from echo_p2p.pipes import ParentPipe
 
 INFO = EngineInfo("garbage", "none", "float32", vocab_size=61, max_sequences=8, context=96)
@@ -33,6 +44,8 @@ def main() -> None:
     plan.write_text("\n".join(left))
     while (command := pipe.receive(Command)) is not None:  # type: ignore[arg-type]
         match command:
+            case Load() if garbage == "no card":
+                pipe.send(Failed(message="RuntimeError: No CUDA GPUs are available"))
             case Load():
                 resources = command.resources
                 info = replace(INFO, device=resources.device, context=resources.context)
@@ -43,6 +56,9 @@ def main() -> None:
                 if garbage == "bytes":
                     pipe._out.write(b"\x00\x00\x00\x02\xc1\xc1")
                     pipe._out.flush()
+                if garbage == "card":  # as `echo_node.engines.process` does when a driver is reset
+                    pipe.send(Lost(message="CUDA error: unspecified launch failure", device=True))
+                    raise SystemExit(DEVICE_LOST)
                 if garbage == "unasked":
                     pipe.send(Activated(version=7))
                 for order in command.orders:

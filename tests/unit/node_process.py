@@ -20,6 +20,9 @@ from echo_p2p.bootstrap import render_bootstrap
 
 PATIENCE_S = 350.0  # an engine imports torch; on a busy machine that takes its time
 
+MOST_SHOWN = 40
+"""Events that are shown of a node whose test failed."""
+
 COMMAND = [sys.executable, "-m", "echo_node.cli"]
 
 
@@ -97,6 +100,9 @@ async def joined(
         nursery.start_soon(node.read_errors)
         try:
             yield node
+        except BaseException:
+            print(*node.events[-MOST_SHOWN:], node.stderr[-4000:], sep="\n")
+            raise
         finally:
             if process.poll() is None:
                 process.kill()

@@ -158,7 +158,7 @@ class Link:
                         self.failures += 1
                         self._drop(self._batches.fail(told.number, EngineError(told.message)))
                 case Lost():
-                    if told.memory:
+                    if told.memory or told.device:
                         raise failure_of(told)
                     self._lose(EngineError(f"the engine failed: {told.message}"), smaller=False)
                 case _:
@@ -207,5 +207,10 @@ class Link:
 
 def failure_of(lost: Lost) -> ProcessError:
     """What a process that ended so is to its callers."""
+    if lost.device:
+        return ProcessError(
+            f"the graphics card stopped working for the engine ({lost.message}), which starts "
+            "anew. If this comes again: restart the computer, and update the card's driver."
+        )
     kind = MemoryRanOutError if lost.memory else ProcessError
     return kind(f"the engine failed: {lost.message}.")

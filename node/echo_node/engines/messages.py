@@ -129,10 +129,12 @@ class Refused(_Frame, frozen=True):
 
 
 class Lost(_Frame, frozen=True):
-    """All jobs are forgotten: the engine failed. `memory`: because memory ran out."""
+    """All jobs are forgotten: the engine failed. `memory`: because memory ran out; `device`:
+    because the accelerator did. With either the process ends."""
 
     message: str
-    memory: bool
+    memory: bool = False
+    device: bool = False
 
 
 class Beat(_Frame, frozen=True):

@@ -1,9 +1,10 @@
 """The engine's process: `python -m echo_node.engines.process`, spoken to over its pipes.
 
 Promises: commands are obeyed between two steps of the work, in order; an engine's error is
-answered, not died of, but for memory that ran out: then the process says so and ends, since only a
-new one has all of it back; it never reaches for a model hub, whatever a snapshot asks for; it ends
-when its parent does. Environments of multi-turn tasks run here too.
+answered, not died of, but for memory that ran out and an accelerator that was lost (its driver was
+reset, it fell off the bus): then the process says so and ends, since only a new one has all memory
+back, or can speak to the device again; it never reaches for a model hub, whatever a snapshot asks
+for; it ends when its parent does. Environments of multi-turn tasks run here too.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from echo_p2p.text import TurnText
 BEAT_S = 1.0
 OUT_OF_MEMORY = 9
 """Exit code of a process whose memory ran out."""
+DEVICE_LOST = 10
+"""Exit code of a process whose accelerator is lost to it."""
 log = logging.getLogger(__name__)
 
 
@@ -91,8 +94,7 @@ class Process:
             answer = Failed(message=str(error))
         except Exception as error:
             log.exception("%s failed", type(command).__name__)
-            if is_out_of_memory(error):
-                self._end_for_memory(error)
+            self._end_if_beyond_help(error)
             answer = Failed(message=f"{type(error).__name__}: {error}")
         if answer is not None:
             self._pipe.send(answer)
@@ -155,12 +157,11 @@ class Process:
             finished = self._driver.step()
         except Exception as error:
             log.exception("the engine failed")
-            if is_out_of_memory(error):
-                self._end_for_memory(error)
+            self._end_if_beyond_help(error)
             message = (
                 str(error) if isinstance(error, EchoError) else f"{type(error).__name__}: {error}"
             )
-            self._pipe.send(Lost(message=message, memory=False))
+            self._pipe.send(Lost(message=message))
             return
         for one in finished:
             self._pipe.send(Done(number=one.number, version=one.version, completion=one.completion))
@@ -171,10 +172,14 @@ class Process:
             self._pipe.send(beat)
         time.sleep(self._duty.rest_s(time.monotonic() - began))
 
-    def _end_for_memory(self, error: Exception) -> None:
-        message = f"memory ran out: {error or type(error).__name__}"
-        self._pipe.send(Lost(message=message.splitlines()[0], memory=True))
-        raise SystemExit(OUT_OF_MEMORY)
+    def _end_if_beyond_help(self, error: Exception) -> None:
+        what = (str(error) or type(error).__name__).splitlines()[0]
+        if is_out_of_memory(error):
+            self._pipe.send(Lost(message=f"memory ran out: {what}", memory=True))
+            raise SystemExit(OUT_OF_MEMORY)
+        if is_device_lost(error):
+            self._pipe.send(Lost(message=what, device=True))
+            raise SystemExit(DEVICE_LOST)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -184,6 +189,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(
         words in text for words in ("out of memory", "can't allocate memory", "not enough memory")
+    )
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the accelerator no longer works for this process, by what the libraries raise for it.
+
+    An error of CUDA's or HIP's is remembered by the driver and comes again with every call; so is
+    one of a Metal command buffer by its queue, and a dead core by vLLM.
+    """
+    if type(error).__name__ in ("AcceleratorError", "EngineDeadError"):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(
+        words in text
+        for words in ("cuda error", "hip error", "device-side assert", "command buffer execution")
     )
 
 

@@ -224,13 +224,15 @@ class RemoteEngine(Link):
         with open_log(self._log_path) as file:
             while True:
                 await self._notice.until(self._is_wanted)
-                if not await self._run_one(file):
+                failure = await self._run_one(file)
+                if failure is None:
                     continue
                 failures = 1 if self._answered else failures + 1
                 self.restarts += 1
                 if failures >= MAX_FAILURES:
                     raise EngineError(
-                        f"the engine's process failed {failures} times in a row.",
+                        f"the engine's process failed {failures} times in a row. The last time: "
+                        f"{failure.message.splitlines()[0]}",
                         fix=f"Its last words are in {self._log_path}.",
                     )
                 await trio.sleep(restart_delay_s(failures))
@@ -238,8 +240,8 @@ class RemoteEngine(Link):
     def _is_wanted(self) -> bool:
         return not self._suspended and bool(self._early or self._question or self._batches)
 
-    async def _run_one(self, file: TextIO) -> bool:
-        """Run one process until it fails; False: it was ended, since it is not wanted now."""
+    async def _run_one(self, file: TextIO) -> ProcessError | None:
+        """Run one process until it fails; None: it was ended, since it is not wanted now."""
         self._answered = False
         self._outgoing.clear()
         failure: ProcessError | None = None
@@ -257,7 +259,7 @@ class RemoteEngine(Link):
                 self._child = self._scope = None
                 self._end(failure)
         self._notice.tell()
-        return failure is not None
+        return failure
 
     async def _serve(self, child: Child) -> ProcessError | None:
         """Talk to a process until it fails, or nobody wants it any more (None)."""
