@@ -93,8 +93,12 @@ async def works(hub: SmallHub, groups: int = 2) -> None:
     """Wait until so many more groups were answered; what is given back is ordered again."""
     wanted, known = hub.answered() + groups, len(hub.returned)
     hub.order(groups)
+
+    def changed() -> bool:
+        return hub.answered() >= wanted or len(hub.returned) > known
+
     while hub.answered() < wanted:
-        await hub.changed.until(lambda: hub.answered() >= wanted or len(hub.returned) > known)
+        await hub.changed.until(changed)
         hub.order(len(hub.returned) - known)
         known = len(hub.returned)
 
