@@ -13,7 +13,7 @@ from echo_node.cli_support import (
     errors_as_exit_codes,
     set_up_logging,
 )
-from echo_node.commands import limits, running
+from echo_node.commands import bench, limits, running
 from echo_p2p import __version__
 
 if TYPE_CHECKING:
@@ -234,6 +234,7 @@ def doctor(
 
 add_commands(app)
 running.register(app)
+bench.register(app)
 app.add_typer(limits.app, name="limits")
 
 

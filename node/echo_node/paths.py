@@ -52,6 +52,11 @@ class NodeFolder:
         return self.root / "data.json"
 
     @property
+    def speeds(self) -> Path:
+        """What `echo-node bench` has measured."""
+        return self.root / "speeds.json"
+
+    @property
     def engine_log(self) -> Path:
         return self.root / "logs" / "engine.log"
 

@@ -20,6 +20,7 @@ from echo_node.doctor import (
     rates,
     reach,
     software,
+    speed,
 )
 from echo_node.doctor.findings import Finding
 from echo_node.doctor.situation import Check, Question, Situation
@@ -28,8 +29,8 @@ from echo_p2p.errors import ConfigError
 CHECKS: tuple[Check, ...] = tuple(
     module.CHECK
     for module in (
-        software, identity, folder, disk, memory, accelerator, engine, limits, bootstrap, port,
-        hub, clock, reach, rates, fit,
+        software, identity, folder, disk, memory, accelerator, engine, speed, limits, bootstrap,
+        port, hub, clock, reach, rates, fit,
     )
 )  # fmt: skip
 
