@@ -77,7 +77,11 @@ async def fill(folder: RunFolder) -> None:
         await ledger.add_leases([lease(SPOILED, 6)])
         await ledger.release_leases([lease(SPOILED, 6)])
         await ledger.record_event(
-            SPOILT, lease=SPOILED, node="x", code="bad_tokens", why="no such token."
+            SPOILT,
+            lease=SPOILED,
+            node=peer_id_of(NODE.public_key),
+            code="bad_tokens",
+            why="no such token.",
         )
         await ledger.add_leases([lease(AGAIN, 6), lease(OPEN, 7)])
         refused = await add(REFUSED_ONE, 8)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from echo_hub.cli import complete
 from echo_hub.cli.shared import Folder, Json, app
 
 
@@ -23,19 +24,44 @@ def status(folder: Folder, json_output: Json = False) -> None:
         render_status(facts)
 
 
-@app.command()
-def nodes(folder: Folder, json_output: Json = False) -> None:
-    """The nodes of a run: what they gave, their standing, and who is banned."""
-    from echo_hub.commands.nodes import list_nodes, render_nodes
+Node = Annotated[
+    str,
+    typer.Argument(
+        metavar="PEER_ID", help="As `echo-hub nodes` shows it.", autocompletion=complete.peer_ids
+    ),
+]
 
+
+@app.command()
+def nodes(
+    folder: Folder,
+    node: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PEER_ID",
+            help="One of them in full.",
+            autocompletion=complete.peer_ids,
+            show_default=False,
+        ),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """The nodes of a run: what they gave, why it was rejected, their standing, who is banned."""
+    from echo_hub.commands.nodes import list_nodes, render_nodes
+    from echo_hub.commands.one_node import node_in_full, render_node
+
+    if node is not None:
+        one = node_in_full(folder, node)
+        if json_output:
+            typer.echo(json.dumps(one))
+        else:
+            render_node(one)
+        return
     found = list_nodes(folder)
     if json_output:
         typer.echo(json.dumps(found))
     else:
         render_nodes(found)
-
-
-Node = Annotated[str, typer.Argument(metavar="PEER_ID", help="As `echo-hub nodes` shows it.")]
 
 
 @app.command()
@@ -119,7 +145,12 @@ def publish(folder: Folder, json_output: Json = False) -> None:
     _order(folder, PublishNow(), json_output)
 
 
-Version = Annotated[int, typer.Argument(min=0, help="A version whose checkpoint is kept.")]
+Version = Annotated[
+    int,
+    typer.Argument(
+        min=0, help="A version whose checkpoint is kept.", autocompletion=complete.versions
+    ),
+]
 
 
 @app.command()

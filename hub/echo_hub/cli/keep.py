@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from echo_hub.cli import complete
 from echo_hub.cli.shared import Folder, Json, app, clearing_up
 
 
@@ -16,7 +17,13 @@ def export(
     folder: Folder,
     out: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.")],
     version: Annotated[
-        int | None, typer.Option(min=0, help="The version.", show_default="the newest")
+        int | None,
+        typer.Option(
+            min=0,
+            help="The version.",
+            show_default="the newest",
+            autocompletion=complete.versions,
+        ),
     ] = None,
     merge: Annotated[bool, typer.Option(help="A whole model with its tokenizer.")] = False,
     json_output: Json = False,

@@ -31,6 +31,7 @@ def list_nodes(root: Path) -> list[dict[str, Any]]:
                 "suspicion": round(row.record.evidence.suspicion, 4),
                 "accepted": row.accepted,
                 "rejected": row.rejected,
+                "reasons": row.reasons,
                 "trained_groups": row.trained,
                 "disputed_groups": row.disputed,
                 "accusers": row.accusers,
@@ -65,6 +66,7 @@ def render_nodes(nodes: list[dict[str, Any]]) -> None:
     counts = ("accepted", "rejected", "trained", "disputed", "valid", "audited", "accused")
     for name in counts:
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("rejected most for", no_wrap=True)
     for node in nodes:
         table.add_row(
             node["node"],
@@ -75,8 +77,10 @@ def render_nodes(nodes: list[dict[str, Any]]) -> None:
             f"{node['valid']:.0f}",
             "banned" if node["banned"] else f"{node['audit_probability']:.0%}",
             f"by {node['accusers']}" if node["accusers"] else "-",
+            max(node["reasons"], key=node["reasons"].get, default="-"),
         )
-    console = Console(soft_wrap=True, width=max(Console().width, 120))
+    # a peer id must never be cut: it is what the other commands are given
+    console = Console(soft_wrap=True, width=max(Console().width, 150))
     console.print(table)
     for node in nodes:
         if node["banned"]:

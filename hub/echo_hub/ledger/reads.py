@@ -167,7 +167,7 @@ def read_standings(
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node in the ledger: rollouts accepted and rejected, and groups trained on.
+    """A node in the ledger: rollouts accepted, and rejected by reason code; groups trained on.
 
     `accusers` are nodes that say it sent them a bad chunk.
     """
@@ -175,11 +175,16 @@ class NodeRow:
     key: bytes
     record: Record
     accepted: int
-    rejected: int
+    reasons: dict[str, int]
     trained: int
     disputed: int
     last_seen: float | None
     accusers: int
+
+    @property
+    def rejected(self) -> int:
+        """Rollouts that were rejected, for whatever reason."""
+        return sum(self.reasons.values())
 
 
 def node_rows(connection: Connection) -> list[NodeRow]:
@@ -198,8 +203,8 @@ def node_rows(connection: Connection) -> list[NodeRow]:
     found = []
     accusers = count_accusers(connection)
     for key in records | seen | rollouts | accusers:
-        accepted = rollouts[key]["accepted"]
-        rejected = rollouts[key].total() - accepted
+        reasons = {code: n for code, n in sorted(rollouts[key].items()) if n}
+        accepted = reasons.pop("accepted", 0)
         record = records.get(key, Record())
         trained_on, disputed = trained.get(key, (0, 0))
         found.append(
@@ -207,7 +212,7 @@ def node_rows(connection: Connection) -> list[NodeRow]:
                 key=key,
                 record=record,
                 accepted=accepted,
-                rejected=rejected,
+                reasons=reasons,
                 trained=trained_on,
                 disputed=disputed,
                 last_seen=seen.get(key),
