@@ -31,8 +31,48 @@ def named(name: str, **facts: object) -> Callable[[Event], bool]:
     return wanted
 
 
+_WARDEN = """
+import os, signal, sys
+alive = set()
+for line in sys.stdin:
+    sign, pid = line.split()
+    (alive.add if sign == "+" else alive.discard)(int(pid))
+for pid in alive:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+"""
+
+
+class _Warden:
+    """Ends the programs of a test process that was killed: a process that hears of its end."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def note(self, sign: str, pid: int) -> None:
+        """A program began (`+`) or ended (`-`)."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-c", _WARDEN],
+                stdin=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{sign} {pid}\n")
+        self._process.stdin.flush()
+
+
+_warden = _Warden()
+
+
 class Program:
-    """One child process that writes JSON events, a line each, to its stdout."""
+    """One child process that writes JSON events, a line each, to its stdout.
+
+    Its standard input stays open as long as this process lives.
+    """
 
     def __init__(self, module: str, *args: str, log: Path) -> None:
         self.events: list[Event] = []
@@ -41,12 +81,13 @@ class Program:
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *args],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
+        _warden.note("+", self.pid)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -93,10 +134,12 @@ class Program:
         """kill -9 of the process itself, not of its children: they must notice by themselves."""
         self._process.kill()
         self._process.wait(30)
+        _warden.note("-", self.pid)
 
     def wait(self, deadline_s: float = 180) -> int:
         """The exit code, once it has ended."""
         code = self._process.wait(deadline_s)
+        _warden.note("-", self.pid)
         self._reader.join(30)
         return code
 
@@ -110,6 +153,7 @@ class Program:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait(20)
+        _warden.note("-", self.pid)
         self._reader.join(30)
 
 
@@ -153,6 +197,17 @@ class Stage:
             "--listen", "/ip4/127.0.0.1/tcp/0",
             "--threads", "1", "--limit", "priority=normal",
             "--json", *extra,
+            log=self.root / f"node-{number}.log",
+        )  # fmt: skip
+        self._programs.append(program)
+        return program
+
+    def cheat(self, number: int, way: str) -> Program:
+        """A node that cheats in this way (`echo_node.cheat`) from its first answer on."""
+        program = Program(
+            "echo_node.cheat", way,
+            "--bootstrap", str(self.run / "bootstrap_peers.toml"),
+            "--data-dir", str(self.root / f"node-{number}"),
             log=self.root / f"node-{number}.log",
         )  # fmt: skip
         self._programs.append(program)

@@ -66,7 +66,7 @@ def test_a_run_through_the_sdk(tmp_path: Path) -> None:
 
         assert hub.url is not None
         _operate(hub, root, one.node)
-        trio.run(_operate_in_trio, hub.url)
+        trio.run(_operate_in_trio, hub)
         _examples_of_the_docs(hub.url)
         assert hub.evaluate(prompts=8).all.prompts == 8
         version = hub.version
@@ -96,6 +96,12 @@ def _operate(hub: Hub, root: Path, node: str) -> None:
         assert client.series(["reward_mean"]).series[0].points[-1].version == 2
         assert client.planner().sentence
         assert client.events(kinds=["published"]).events[0].detail["version"] == 2
+        taken = client.export(root.parent / "taken", version=1)
+        assert _weights(taken) == _weights(hub.adapter(1))
+        assert (taken / "README.md").is_file()
+        with pytest.raises(ApiRefusedError, match="version 9 is not") as refused:
+            client.export(root.parent / "nothing", version=9)
+        assert not (root.parent / "nothing").exists()
         with pytest.raises(ApiRefusedError, match="there is no node") as refused:
             client.node("1" * 45)
         assert (refused.value.status, refused.value.code) == (404, "not_found")
@@ -109,9 +115,16 @@ def _operate(hub: Hub, root: Path, node: str) -> None:
     assert echo_hub("unpin", str(root), "1")["done"]
 
 
-async def _operate_in_trio(url: str) -> None:
-    async with AsyncHubClient(url) as client:
+def _weights(folder: Path) -> bytes:
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+async def _operate_in_trio(hub: Hub) -> None:
+    assert hub.url is not None
+    async with AsyncHubClient(hub.url) as client:
         assert (await client.version(2)).version == 2
+        taken = await client.export(hub.folder.parent / "newest")
+        assert _weights(taken) == _weights(hub.adapter(2))
         with trio.fail_after(100):
             async for event in client.watch():
                 if event.kind == "overview":
@@ -135,7 +148,8 @@ def _examples_of_the_docs(url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_pause_and_a_return_to_an_earlier_version_by_commands(tmp_path: Path) -> None:
+def test_a_pause_and_a_return_to_an_earlier_version(tmp_path: Path) -> None:
+    """By commands, and over the API, while a real learner learns."""
     root = str(tmp_path / "run")
     done: list[str] = []
 
@@ -144,11 +158,20 @@ def test_a_pause_and_a_return_to_an_earlier_version_by_commands(tmp_path: Path) 
             done.append(echo_hub("pin", root, "1")["done"])
             done.append(echo_hub("pause", root, "--why", "tea")["done"])
         elif len(done) > 2:
+            assert hub.url is not None
             done.append(echo_hub("rollback", root, "1")["done"])
-            done.append(echo_hub("publish", root)["done"])
+            with HubClient(hub.url) as client:
+                done.append(client.roll_back(1).sentence)
+                done.append(client.publish().sentence)
+                assert _weights(client.export(tmp_path / "taken", version=1)) == _weights(
+                    hub.adapter(1)
+                )
             raise EnoughError
 
-    kept = {"learner": {"groups_per_update": 4, "keep_checkpoints": 1000}}  # commands take time
+    kept = {
+        "learner": {"groups_per_update": 4, "keep_checkpoints": 1000},  # commands take time
+        "dashboard": {"enabled": True, "port": 0},
+    }
     with Hub.local(nodes=1, folder=root, settings=kept, on_update=operate) as hub:
         with pytest.raises(RunFailedError, match="tea") as paused:
             hub.run(show=False)
@@ -160,9 +183,9 @@ def test_a_pause_and_a_return_to_an_earlier_version_by_commands(tmp_path: Path) 
         with pytest.raises(EnoughError):
             hub.run(show=False)
         back = [row["rolled_back_to"] for row in hub.metrics() if "rolled_back_to" in row]
-        assert back == [1.0]
+        assert back == [1.0, 1.0]
         assert "version 1" in done[0]
-        assert len(done) == 5
+        assert len(done) == 6
 
 
 NOTEBOOK = """

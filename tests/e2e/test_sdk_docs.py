@@ -15,6 +15,12 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs" / "sdk.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
 LOCAL = [block for block in BLOCKS if "Hub.local(" in block]
+SMALL = {"learner": {"groups_per_update": 4}}
+# what stands before each: where it writes, and updates of 32 rollouts in place of 256
+BEFORE = """import functools, tempfile, echo_hub
+tempfile.tempdir = {scratch!r}
+echo_hub.Hub.local = staticmethod(functools.partial(echo_hub.Hub.local, settings={small!r}))
+"""
 
 
 def run(folder: Path, text: str) -> str:
@@ -48,7 +54,7 @@ def test_the_examples_run(tmp_path: Path, number: int) -> None:
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     text = LOCAL[number]
-    done = run(tmp_path, f"import tempfile\ntempfile.tempdir = {str(scratch)!r}\n{text}")
+    done = run(tmp_path, BEFORE.format(scratch=str(scratch), small=SMALL) + text)
     assert not list(scratch.iterdir()), "a run without a folder of its own is gone afterwards"
     assert no_process_is_left(scratch)
     if "print(f" in text:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -10,7 +12,7 @@ import httpx
 from pydantic import BaseModel
 
 from echo_hub.api import models
-from echo_hub.sdk import asks
+from echo_hub.sdk import arriving, asks
 from echo_hub.sdk.asks import Ask, StreamEvent
 
 M = TypeVar("M", bound=BaseModel)
@@ -31,6 +33,7 @@ class HubClient:
     def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 30.0) -> None:
         self.url = asks.checked_url(url)
         self._token = token
+        self._timeout_s = timeout_s
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http = httpx.Client(
             base_url=self.url + asks.BASE, headers=headers, timeout=timeout_s, trust_env=False
@@ -164,6 +167,28 @@ class HubClient:
     def unpin(self, version: int) -> models.Done:
         """Keep a version's checkpoint no longer than others."""
         return self._ask(asks.unpin(version))
+
+    def export(self, out: str | Path, *, version: int | None = None, merge: bool = False) -> Path:
+        """Write a version, as a PEFT adapter or merged with its base, to a new folder here.
+
+        Args:
+            version: the newest that the run keeps, if none is given.
+            merge: a whole model with its tokenizer, in place of the adapter.
+        """
+        if version is None:
+            version = arriving.newest_kept(self.versions(limit=500))
+        path, query = arriving.asked(version, merge)
+        patience = httpx.Timeout(self._timeout_s, read=arriving.EXPORT_S)
+        with closing(arriving.Arriving(out)) as here:
+            try:
+                with self._http.stream("GET", path, params=query, timeout=patience) as response:
+                    if response.status_code >= 400:
+                        raise asks.refusal(response.status_code, response.read())
+                    for piece in response.iter_bytes(arriving.PIECE):
+                        here.write(piece)
+            except httpx.HTTPError as error:
+                raise asks.unreachable(self.url, error) from error
+            return here.unpack()
 
     # --- beneath ------------------------------------------------------------------------------
 
