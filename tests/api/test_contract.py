@@ -60,3 +60,31 @@ def test_the_api_is_what_its_document_says(
 
         given(case=operation.as_strategy())(ask)()
     assert asked > 100
+
+
+def whole_numbers(document: dict[str, Any]) -> list[tuple[str, str, int | None]]:
+    """(path, parameter, its greatest value) of every number that a GET may be asked with."""
+    found = []
+    for path, methods in document["paths"].items():
+        for one in methods.get("get", {}).get("parameters", []):
+            forms = one["schema"].get("anyOf", [one["schema"]])
+            number = next((form for form in forms if form.get("type") == "integer"), None)
+            if one["in"] == "query" and number is not None:
+                found.append((path, one["name"], number.get("maximum")))
+    return found
+
+
+def test_no_page_is_huge_and_no_number_too_strange(
+    browser: httpx.Client, document: dict[str, Any]
+) -> None:
+    asked = whole_numbers(document)
+    assert {name for _, name, _ in asked} >= {"limit", "offset", "before", "points"}
+    needed = {"name": "loss"}  # where it is wanted
+    for path, name, most in asked:
+        assert most is not None, f"{name} of {path} has no bound"
+        for wrong in (most + 1, -1, 10**30, "x", "1.5", "1e3", "\u0661\u0000", "' OR 1=1"):
+            answer = browser.get(path, params={**needed, name: wrong})
+            assert answer.status_code == 422, (path, name, wrong)
+            assert answer.json()["code"] == "invalid"
+        answer = browser.get(path, params={**needed, name: most})
+        assert answer.status_code == 200, (path, name, most, answer.text)

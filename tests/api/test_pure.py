@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,16 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from echo_hub.api.alarms import Alarms, Readings
+from echo_hub.api.app import SERVED
 from echo_hub.api.bottleneck import Signs, bottleneck
 from echo_hub.api.delivery import Delivery
 from echo_hub.api.feed import KEPT, PING_S, Feed
 from echo_hub.api.models import Alert
 from echo_hub.api.view import Samples
 from echo_hub.config.dashboard import AlertsSection
+from echo_hub.dashboard import ASSETS
+from echo_hub.rollouts.checks import Code
+from echo_hub.rollouts.reputation import FAULTS
 
 BUSY = Signs(
     version=9, idle=0.03, nodes_in_session=3, nodes_working=3, needed=10.0, had=11.0, accepted=900,
@@ -212,3 +218,18 @@ def test_recent_counts_are_differences() -> None:
     assert (recent.seconds, recent.accepted, recent.rejected) == (10.0, 50, {"stale": 10})
     assert recent.rate == 5.0
     assert recent.share_rejected == pytest.approx(1 / 6)
+
+
+def test_the_page_knows_which_codes_are_faults() -> None:
+    script = (ASSETS / "js" / "reasons.js").read_text(encoding="utf-8")
+    listed = re.search(r"FAULTS = new Set\(\[(.*?)\]\)", script, re.DOTALL)
+    advised = re.search(r"ADVICE = \{(.*?)\n\};", script, re.DOTALL)
+    assert listed is not None
+    assert advised is not None
+    assert set(re.findall(r'"(\w+)"', listed[1])) == {str(code) for code in FAULTS}
+    assert set(re.findall(r"^  (?!__proto__)(\w+):", advised[1], re.MULTILINE)) <= {*map(str, Code)}
+
+
+def test_the_page_weighs_little() -> None:
+    files = [one for one in ASSETS.rglob("*") if one.suffix in SERVED | {".html"}]
+    assert sum(len(gzip.compress(one.read_bytes())) for one in files) < 400_000
