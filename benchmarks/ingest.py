@@ -28,7 +28,7 @@ from echo_hub.ledger.ledger import Ledger
 from echo_hub.models import addmix3_path
 from echo_hub.rollouts.assess import Group
 from echo_hub.rollouts.front import Front
-from echo_hub.scoring.pool import open_scorers
+from echo_hub.scoring.pool import Scorers, open_scorers
 from echo_hub.tokens import Tokenizer
 from echo_p2p.envelope import open_envelope, seal
 from echo_p2p.identity import Identity, verify
@@ -88,7 +88,7 @@ async def all_leases(front: Front, node: Identity, count: int) -> list[Lease]:
 def answer(node: Identity, lease: Lease, rng: random.Random) -> bytes:
     rollouts = tuple(
         Rollout(
-            tokens=pack_tokens([rng.randrange(4, 40) for _ in range(TOKENS)]),
+            tokens=pack_tokens(rng.choices(range(4, 40), k=TOKENS)),
             logprobs=pack_logprobs([-rng.random() for _ in range(TOKENS)]),
             finish="length",
         )
@@ -124,32 +124,43 @@ async def hand_in(
     return seconds, waits
 
 
+async def open_front(config: RunConfig, ledger: Ledger, scorers: Scorers) -> Front:
+    """A hub's front of a new run, at version 0."""
+    recovered = await ledger.recover()
+    await ledger.begin()
+    await ledger.record_publication(0, b"manifest")
+    front = Front(
+        config=config,
+        identity=Identity.create(),
+        ledger=ledger,
+        scorers=scorers,
+        tokenizer=Tokenizer.load(addmix3_path()),
+        recovered=recovered,
+        audit=audit,
+    )
+    front.advance(0, published=True)
+    return front
+
+
+async def answers(
+    front: Front, submissions: int, rng: random.Random
+) -> list[tuple[Identity, bytes]]:
+    """So many submissions that are signed and not handed in yet, in no order."""
+    work = [
+        (node, answer(node, lease, rng))
+        for node in [Identity.create() for _ in range(NODES)]
+        for lease in await all_leases(front, node, submissions // NODES)
+    ]
+    rng.shuffle(work)
+    return work
+
+
 async def measure(submissions: int, concurrency: int, folder: Path) -> Result:
-    config, base = run_config(submissions), addmix3_path()
-    nodes = [Identity.create() for _ in range(NODES)]
+    config = run_config(submissions)
     async with Ledger.open(folder / "ledger.sqlite", "ingest") as ledger:
-        async with open_scorers(config, base) as scorers:
-            recovered = await ledger.recover()
-            await ledger.begin()
-            await ledger.record_publication(0, b"manifest")
-            front = Front(
-                config=config,
-                identity=Identity.create(),
-                ledger=ledger,
-                scorers=scorers,
-                tokenizer=Tokenizer.load(base),
-                recovered=recovered,
-                audit=audit,
-            )
-            front.advance(0, published=True)
-            share = submissions // NODES
-            rng = random.Random(0)
-            work = [
-                (node, answer(node, lease, rng))
-                for node in nodes
-                for lease in await all_leases(front, node, share)
-            ]
-        rng.shuffle(work)
+        async with open_scorers(config, addmix3_path()) as scorers:
+            front = await open_front(config, ledger, scorers)
+            work = await answers(front, submissions, random.Random(0))
         seconds, waits = await hand_in(front, work, concurrency)
     quantiles = statistics.quantiles(waits, n=100)
     return Result(

@@ -138,6 +138,15 @@ class Tally:
         found = self._nodes.get(node)
         return None if found is None else self._facts(node, found, now)
 
+    def live(self, node: bytes, now: float) -> tuple[int | None, float] | None:
+        """A node's version and its rate in rollouts a second; None if it has not been seen."""
+        found = self._nodes.get(node)
+        return None if found is None else (found.version, self._rate(found, now))
+
+    def rates(self, now: float) -> list[float]:
+        """Rollouts a second of each node that gives any."""
+        return [rate for node in self._nodes.values() if (rate := self._rate(node, now)) > 0]
+
     def working(self, now: float) -> int:
         """Nodes that asked for work of late."""
         while self._lately and next(iter(self._lately.values())) < now - WORKING_S:
@@ -166,18 +175,22 @@ class Tally:
         return facts
 
     def _facts(self, key: bytes, node: _Node, now: float) -> NodeFacts:
-        self._forget_old(node, now)
-        seen_for = now - node.first_seen if node.first_seen is not None else 0.0
-        window = min(RATE_WINDOW_S, max(1.0, seen_for))
         accepted = node.rollouts[Code.ACCEPTED]
         return NodeFacts(
             key=key,
             version=node.version,
-            rate=sum(count for _, count in node.recent) / window,
+            rate=self._rate(node, now),
             accepted=accepted,
             rejected=node.rollouts.total() - accepted,
             last_seen=node.last_seen,
         )
+
+    def _rate(self, node: _Node, now: float) -> float:
+        self._forget_old(node, now)
+        if not node.recent:
+            return 0.0
+        seen_for = now - node.first_seen if node.first_seen is not None else 0.0
+        return sum(count for _, count in node.recent) / min(RATE_WINDOW_S, max(1.0, seen_for))
 
     @staticmethod
     def _saw(node: _Node, now: float) -> None:

@@ -10,6 +10,7 @@ import httpx
 from served import Served
 
 from echo_hub.api import models
+from echo_hub.api.overview import in_brief
 
 
 def said(answer: httpx.Response) -> str:
@@ -117,8 +118,14 @@ def test_overviews_come_each_second_and_streams_are_bounded(
     with browser.stream("GET", "/api/v1/events") as stream:
         for kind, _, data in events(stream.iter_lines()):
             if kind == "overview":
-                models.Overview.model_validate(data)
+                told = models.Overview.model_validate(data)
                 break
+    whole = models.Overview.model_validate(browser.get("/api/v1/overview").json())
+    assert told.reward.updates == whole.reward.updates[-10:]
+    assert told.reward.heldout == whole.reward.heldout[-10:]
+    rewards = whole.reward.model_copy(update={"updates": whole.reward.updates * 30})
+    long = in_brief(whole.model_copy(update={"reward": rewards}))
+    assert len(long.reward.updates) == 10
     while served.site.feed.watchers:  # those who left are noticed
         time.sleep(0.05)
     served.site.feed.watchers = 128

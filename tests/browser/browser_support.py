@@ -50,6 +50,11 @@ def start_browser(playwright: Playwright) -> Browser:
     )
 
 
+def peer_id_of(node: Program) -> str:
+    """Who it is, once it has joined."""
+    return str(node.wait_for(lambda event: event["event"] == "joined")["node"])
+
+
 class ServedHub:
     """A run that is served with its dashboard, and one node, for the tests of a whole session."""
 
@@ -71,11 +76,15 @@ class ServedHub:
         self.node = self.stage.node(0)
         return self.node
 
+    def cheat(self) -> Program:
+        """A node joins that changes a token of each answer."""
+        return self.stage.cheat(1, "edited")
+
     @property
     def peer_id(self) -> str:
         """Of the node."""
         assert self.node is not None
-        return str(self.node.wait_for(lambda event: event["event"] == "joined")["node"])
+        return peer_id_of(self.node)
 
     def wait_for_version(self, version: int) -> None:
         """The learner has made this version."""
@@ -91,6 +100,7 @@ _SMALL: dict[str, dict[str, Any]] = {
     "sampling": {"group_size": 4},
     "evaluation": {"prompts": 16, "every": 4},
     "network": {"directory": False},
+    "audit": {"ban": False},  # that is for the operator
     "dashboard": {"port": 0, "public": True},
 }
 

@@ -68,3 +68,28 @@ def test_a_node_is_told_in_full(open_page: OpenPage, hub: ServedHub) -> None:
     expect(page.locator("h1")).to_contain_text(hub.peer_id)
     expect(page.locator(".stats").first).to_contain_text("torch")
     expect(page.get_by_role("button", name="Ban")).to_be_visible()
+
+
+JOINED = """async ([known, told]) => {
+  const { joined } = await import("/static/js/history.js");
+  const overview = (versions) => ({
+    version: versions.at(-1) ?? 0,
+    reward: { updates: versions.map((version) => ({ version })), heldout: [] },
+  });
+  return joined(overview(known), overview(told))?.reward.updates.map((one) => one.version) ?? null;
+}"""
+
+
+def test_what_the_stream_tells_of_rewards_is_joined_to_what_was_known(open_page: OpenPage) -> None:
+    page = open_page("#/planner")
+    for known, told, whole in (
+        ([1, 2, 3], [2, 3, 4], [1, 2, 3, 4]),
+        ([1, 2, 3], [3, 5], [1, 2, 3, 5]),
+        ([1, 2, 3], [1, 2, 3], [1, 2, 3]),
+        ([], [1], [1]),
+        ([1, 2], [4, 5], None),  # what lies between is not known
+        ([], [3, 4], None),
+        ([1, 2, 3], [1, 2], None),  # a hub that was restored
+        ([*range(1, 301)], [300, 301], [*range(2, 302)]),
+    ):
+        assert page.evaluate(JOINED, [known, told]) == whole

@@ -23,6 +23,8 @@ from echo_hub.update_facts import Shares, UpdateFacts
 
 FRESH_S = 0.5
 UPDATES = 300
+STREAMED = 10
+"""Points of the rewards in an overview of the stream: it comes each second, and few are new."""
 _RATE_S = 30.0
 _REJECTED_S = 180.0
 _Z = 1.959963984540054
@@ -112,6 +114,17 @@ def _rewards(
 ) -> tuple[list[VersionLine], list[Evaluated]]:
     lines = browse.version_lines(connection, after=newest, limit=UPDATES)
     return lines, browse.evaluated(connection)
+
+
+def in_brief(overview: models.Overview) -> models.Overview:
+    """The overview for a stream: of its rewards the last points, which is what may be new."""
+    reward = overview.reward.model_copy(
+        update={
+            "updates": overview.reward.updates[-STREAMED:],
+            "heldout": overview.reward.heldout[-STREAMED:],
+        }
+    )
+    return overview.model_copy(update={"reward": reward})
 
 
 def run_facts(view: View) -> models.RunFacts:

@@ -14,7 +14,7 @@ from echo_hub.api import models
 from echo_hub.api.alarms import Alarms, Readings
 from echo_hub.api.delivery import Delivery
 from echo_hub.api.feed import Feed
-from echo_hub.api.overview import OverviewMaker, held_out
+from echo_hub.api.overview import OverviewMaker, held_out, in_brief
 from echo_hub.api.routes.events import event_facts
 from echo_hub.api.routes.nodes import node_facts
 from echo_hub.api.routes.versions import version_facts
@@ -75,7 +75,7 @@ class Watcher:
             return
         if now - self._overview_at >= OVERVIEW_S:
             self._overview_at = now
-            overview = await self._overview.get()
+            overview = in_brief(await self._overview.get())
             self._feed.post("overview", overview.model_dump_json().encode())
         if now - self._nodes_at >= NODES_S:
             self._nodes_at = now

@@ -590,6 +590,14 @@ class Front:
         found = self._tally.one(key, self._clock())
         return None if found is None else self._with_standing(found)
 
+    def node_live(self, key: bytes) -> tuple[int | None, float] | None:
+        """Version and rate of one node, of which `node_facts` tells more and takes longer."""
+        return self._tally.live(key, self._clock())
+
+    def rates(self) -> list[float]:
+        """Rollouts a second of each node that gives any."""
+        return self._tally.rates(self._clock())
+
     def take_changed(self, most: int) -> list[bytes]:
         """Keys of nodes that did something since they were last taken here."""
         return self._tally.take_changed(most)

@@ -35,6 +35,7 @@ async def watch(
 ) -> StreamingResponse:
     """Server-sent events: `overview`, `alerts`, `update`, `version`, `evaluation`, `nodes` and
     `event`, each with its model as data; `ping` when it is quiet, and `reset` if some were missed.
+    The `overview` of the stream has the last ten points of its rewards, not all.
 
     The header Last-Event-ID, or the query, goes on behind that event. A browser opens six
     connections to a host at most: many tabs should share one stream. A client that does not read

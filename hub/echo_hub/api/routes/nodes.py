@@ -139,8 +139,5 @@ def _live_value(view: View, key: bytes, sort: str) -> tuple[float, str]:
     node = peer_id(key)
     if sort == "node":
         return 0.0, node
-    live = view.front.node_facts(key)
-    if live is None:
-        return -1.0, node
-    value = live.rate if sort == "rate" else live.version
-    return -1.0 if value is None else float(value), node
+    version, rate = view.front.node_live(key) or (None, -1.0)
+    return (rate if sort == "rate" else -1.0 if version is None else float(version)), node

@@ -26,7 +26,7 @@ _MOST_REJECTED = 0.99
 async def get_planner(view: TheView) -> models.PlannerFacts:
     """What docs/planning.md's closed forms say of the nodes that work now, and what happens."""
     now = view.learner()
-    rates = [node.rate for node in view.front.snapshot().nodes if node.rate > 0]
+    rates = view.front.rates()
     if not now.recent or not rates:
         what = "no update after the first was made yet" if not now.recent else "no node works now"
         return models.PlannerFacts(

@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 
 const NONE = "–";
+const WHOLE = new Intl.NumberFormat("en-US");
 
 function missing(value) {
   return value === null || value === undefined || Number.isNaN(value);
@@ -15,8 +16,8 @@ export function number(value) {
   if (value === 0) return "0"; // and no "−0"
   const size = Math.abs(value);
   let text;
-  if (Number.isInteger(value) && size < 1e15) text = value.toLocaleString("en-US");
-  else if (size >= 1000) text = Math.round(value).toLocaleString("en-US");
+  if (Number.isInteger(value) && size < 1e15) text = WHOLE.format(value);
+  else if (size >= 1000) text = WHOLE.format(Math.round(value));
   else if (size !== 0 && size < 0.001) text = value.toExponential(1);
   else text = String(Number(value.toPrecision(3)));
   return text.replace("-", "−");

@@ -4,6 +4,8 @@
  * may have been missed, so that what was fetched must be fetched again.
  */
 
+import { get } from "./api.js";
+import { joined } from "./history.js";
 import { Stream } from "./stream.js";
 
 const HEARTBEAT_MS = 15_000;
@@ -15,6 +17,7 @@ class Live {
     this.overview = null;
     this.alerts = null;
     this.wasLost = false;
+    this.looking = null;
   }
 
   /** Call `fn` with each batch of a kind, until `signal` aborts. */
@@ -64,8 +67,33 @@ class Live {
       return;
     }
     for (const [kind, data] of Object.entries(message.batch)) {
-      if (kind === "overview" || kind === "alerts") this[kind] = data.at(-1);
+      if (kind === "overview") {
+        this.follow(data.at(-1));
+        continue;
+      }
+      if (kind === "alerts") this.alerts = data.at(-1);
       this.tell(kind, data);
+    }
+  }
+
+  /** An overview of the stream, which has the last rewards only: all others are known, or asked for. */
+  async follow(told) {
+    const whole = this.overview && joined(this.overview, told);
+    if (whole) this.overview = whole;
+    else if (!(await this.look())) return;
+    this.tell("overview", [this.overview]);
+  }
+
+  /** Fetch the overview with all of its rewards; false if that fails: the stream's next asks again. */
+  async look() {
+    this.looking ??= get("/overview").finally(() => {
+      this.looking = null;
+    });
+    try {
+      this.overview = await this.looking;
+      return true;
+    } catch {
+      return false; // the stream's state, or the log-in, says why
     }
   }
 }

@@ -11,9 +11,11 @@ const MARKS = /\p{M}{4,}/u;
 const EITHER = new RegExp(`${ODD.source}|${MARKS.source}`, "u");
 const SPLIT = new RegExp(`(${EITHER.source})`, "gu");
 
+const ORDINARY = /^[\t\n -~]*$/; // most texts are, and are soon known to be
+
 /** Is there anything in a text that must not be shown as it is? */
 export function isOdd(text) {
-  return EITHER.test(text);
+  return !ORDINARY.test(text) && EITHER.test(text);
 }
 
 /** A text in pieces: `{text}` as it stands, and `{odd}` with what is shown in its place. */

@@ -16,12 +16,11 @@ const QUESTIONS = [
 ];
 
 export async function show(root, { signal }) {
-  const overview = live.overview ?? (await get("/overview", {}, { signal }));
-  live.overview ??= overview;
+  live.overview ??= await get("/overview", {}, { signal });
   const view = build(signal);
   root.append(heading("Overview", h("span.note", { id: "overview-note" })), view.element);
   const draw = steadily(() => update(view, live.overview), signal);
-  update(view, overview);
+  update(view, live.overview);
   live.on("overview", draw, signal);
 }
 

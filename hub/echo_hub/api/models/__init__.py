@@ -1,0 +1,112 @@
+"""What the API answers with, and what it is sent. Everything the dashboard and the SDK see.
+
+Times are Unix seconds, durations seconds, sizes bytes, rates rollouts a second. Nodes are named by
+their peer id. Text that came from outside (answers, names, reasons) is data: whoever shows it must
+escape it. Fields are only ever added within /api/v1.
+"""
+
+from __future__ import annotations
+
+from echo_hub.api.models.base import (
+    Done,
+    Health,
+    Login,
+    Model,
+    PauseRequest,
+    PeerId,
+    Problem,
+    Sentence,
+    Session,
+)
+from echo_hub.api.models.history import (
+    Comparison,
+    EventFacts,
+    EventPage,
+    Metrics,
+    PlannerFacts,
+    Series,
+    SeriesPage,
+    SeriesPoint,
+    UpdateFacts,
+    VersionDetail,
+    VersionFacts,
+    VersionPage,
+)
+from echo_hub.api.models.nodes import (
+    Annotation,
+    BanRequest,
+    NodeDetail,
+    NodeFacts,
+    NodePage,
+    Standing,
+)
+from echo_hub.api.models.rollouts import AuditFacts, GroupDetail, GroupFacts, GroupPage, Rollout
+from echo_hub.api.models.run import (
+    Alert,
+    Bottleneck,
+    Counts,
+    Dissemination,
+    HeldOut,
+    Lag,
+    LearnerState,
+    Overview,
+    Paused,
+    PublicNode,
+    PublicProgress,
+    Rates,
+    Reward,
+    RewardPoint,
+    RunFacts,
+    SpreadFacts,
+)
+
+__all__ = [
+    "Alert",
+    "Annotation",
+    "AuditFacts",
+    "BanRequest",
+    "Bottleneck",
+    "Comparison",
+    "Counts",
+    "Dissemination",
+    "Done",
+    "EventFacts",
+    "EventPage",
+    "GroupDetail",
+    "GroupFacts",
+    "GroupPage",
+    "Health",
+    "HeldOut",
+    "Lag",
+    "LearnerState",
+    "Login",
+    "Metrics",
+    "Model",
+    "NodeDetail",
+    "NodeFacts",
+    "NodePage",
+    "Overview",
+    "PauseRequest",
+    "Paused",
+    "PeerId",
+    "PlannerFacts",
+    "Problem",
+    "PublicNode",
+    "PublicProgress",
+    "Rates",
+    "Reward",
+    "RewardPoint",
+    "Rollout",
+    "RunFacts",
+    "Sentence",
+    "Series",
+    "SeriesPage",
+    "SeriesPoint",
+    "Session",
+    "SpreadFacts",
+    "Standing",
+    "UpdateFacts",
+    "VersionDetail",
+    "VersionFacts",
+    "VersionPage",
+]
