@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from echo_node.engines.base import Completion, Job
+from echo_node.engines.carried import carried
 from echo_node.engines.openai_proof import Shown
 from echo_p2p.errors import EngineError
 
@@ -79,7 +80,6 @@ def request_for(
 
     The server decodes greedily, what our logits processor has made the likeliest token.
     """
-    how = job.sampling
     return {
         "model": model,
         "prompt": job.prompt,
@@ -87,21 +87,16 @@ def request_for(
         "temperature": 0.0,
         "top_p": 1.0,
         "top_k": 0,
-        "stop_token_ids": list(how.stop),
+        "stop_token_ids": list(job.sampling.stop),
         "ignore_eos": True,
         "add_special_tokens": False,
         "skip_special_tokens": False,
         "logprobs": logprobs,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
-        "vllm_xargs": {
-            "echo": [
-                job.seed, job.index, job.start, how.temperature, how.top_k, how.top_p,
-                len(job.prompt),
-            ]
-        },
+        "vllm_xargs": carried(job),
         **more,
-    }  # fmt: skip
+    }
 
 
 def score_request(tokens: Sequence[int], *, model: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from echo_node.engines.base import Dtype, Job
-from echo_node.engines.streams import Stream
+from echo_node.engines.carried import carried
 from echo_p2p.errors import EngineError
 
 SETTINGS = {
@@ -99,19 +99,15 @@ class Core:
 
     def ask(self, name: str, job: Job, version: Any) -> None:
         """Take a job; `version` is what `add_adapter` or `salt` gave."""
-        from echo_node.engines.vllm_sampling import extra_args
-
         how = job.sampling
-        prompt = len(job.prompt)
-        stream = Stream(job.seed, job.index, job.start, how.temperature, how.top_k, how.top_p)
         self._add(
             name,
             job.prompt,
             version,
-            max_tokens=min(how.max_new_tokens, self._context - prompt),
+            max_tokens=min(how.max_new_tokens, self._context - len(job.prompt)),
             stop_token_ids=list(how.stop),
             logprobs=0,
-            extra_args=extra_args(stream, prompt),
+            extra_args=carried(job),
         )
 
     def ask_score(self, name: str, tokens: Sequence[int], version: Any) -> None:

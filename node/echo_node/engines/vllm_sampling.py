@@ -23,21 +23,14 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as ProcessorV1
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as ProcessorV2
 
+from echo_node.engines.carried import KEY
 from echo_node.engines.streams import Stream, Streams
-
-KEY = "echo"
-"""Name of our entry in `SamplingParams.extra_args`."""
 
 _WON = torch.finfo(torch.float32).max
 
 
-def extra_args(stream: Stream, prompt_tokens: int) -> dict[str, Any]:
-    """What a request's sampling parameters carry to the processor, in plain types."""
-    return {KEY: [*stream, prompt_tokens]}
-
-
 def stream_of(params: SamplingParams) -> tuple[Stream, int] | None:
-    """The stream and the number of prompt tokens that `extra_args` put there."""
+    """The stream and the number of prompt tokens that `carried` put there."""
     given = (params.extra_args or {}).get(KEY)
     return None if given is None else (Stream(*given[:-1]), given[-1])
 
