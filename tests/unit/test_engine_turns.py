@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_models import VOCAB, configs, make_adapter, make_base, reference
+from engine_models import CONTEXT, VOCAB, configs, make_adapter, make_base, reference
+from msgspec.structs import replace
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from echo_node.engines.base import Completion, Job
@@ -78,6 +79,19 @@ def test_dialogues_are_what_a_plain_forward_pass_derives(
     assert sum(len(answer.observed) for answer in answers) > 24
     kept = kept_by(engine)
     assert kept.reused > kept.read > 0
+
+
+def test_a_context_that_is_full_ends_a_dialogue_as_its_limit_does(
+    tmp_path: Path, text: TurnText
+) -> None:
+    engine, adapter = engine_of(tmp_path, "qwen2", text)
+    policy = reference(tmp_path / "base", adapter)
+    for room in (1, 5, 20):
+        work = [replace(job, prompt=[4] * (CONTEXT - room)) for job in jobs(24) if job.turns]
+        for job, answer in zip(work, engine.generate(work), strict=True):
+            assert 1 <= len(answer.tokens) <= room
+            limited = replace(job.sampling, max_new_tokens=room)
+            check(policy, replace(job, sampling=limited), answer, text)
 
 
 @torch.no_grad()

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from echo_node.engines.base import (
     Completion,
     Dtype,
@@ -153,7 +155,9 @@ class Driver:
             if self._texts is None:
                 raise EngineError("this engine has no tokenizer for dialogues.")
             reply = reply_of(job.turns, self._texts(job.sampling.stop))
-        course = Course(job)
+        # the context ends an answer as its limit does, in whichever turn it is full
+        limit = min(job.sampling.max_new_tokens, room)
+        course = Course(replace(job, sampling=replace(job.sampling, max_new_tokens=limit)))
         self.engine.submit(number, version, course.next_turn)
         self._running[number] = _Running(version, course, reply)
         self._versions[version].jobs.add(number)
