@@ -317,6 +317,21 @@ class LeaseGrant(Message, frozen=True):
     verdicts: Annotated[tuple[EnvelopeBytes, ...], Meta(max_length=MAX_VERDICTS)]
 
 
+class StandbyRequest(Message, frozen=True):
+    """Why do I get no leases? Asked by a node that waited for some in vain."""
+
+    run_id: RunId
+
+
+class StandbyReply(Message, frozen=True):
+    """`standby`: others work, and the node is kept ready; `sentence` says why, and `until` (Unix
+    seconds) when its turn may be expected, None if nobody can know."""
+
+    standby: bool
+    sentence: Sentence
+    until: Seconds | None
+
+
 class LeaseReturn(Message, frozen=True):
     """Leases the node will not answer, given back at once so that others can have them."""
 
@@ -541,6 +556,7 @@ HubRequest = (
     | LatestRequest
     | LeaseRequest
     | LeaseReturn
+    | StandbyRequest
     | Farewell
     | TurnRequest
     | Introduce
@@ -549,7 +565,9 @@ HubRequest = (
     | BadChunkReport
     | Obtained
 )
-HubReply = Latest | LeaseGrant | Done | TurnReply | CreditReply | SubmitReply | Refusal
+HubReply = (
+    Latest | LeaseGrant | StandbyReply | Done | TurnReply | CreditReply | SubmitReply | Refusal
+)
 SwarmRequest = HaveRequest | ChunkRequest | PeersRequest
 SwarmReply = HaveReply | ChunkReply | Elsewhere | PeersReply | Refusal
 WatchEvent = Announcement | Heartbeat | Refusal

@@ -40,6 +40,7 @@ from echo_p2p.wire import (
     LeaseReturn,
     Message,
     Obtained,
+    StandbyRequest,
     Submit,
     TurnRequest,
     Watch,
@@ -142,6 +143,8 @@ class Endpoints:
             case LeaseRequest():
                 self._admit(remote)
                 return await self._front.request_leases(remote.public_key, request)
+            case StandbyRequest():
+                return self._front.why_no_work(remote.public_key)
             case LeaseReturn():
                 return await self._front.return_leases(remote.public_key, request)
             case Introduce():

@@ -18,6 +18,7 @@ from itertools import zip_longest
 import trio
 
 from echo_hub import measuring
+from echo_hub.activating import Activating
 from echo_hub.audit.request import audit_with
 from echo_hub.audit.rules import audit_rules
 from echo_hub.config import RunConfig
@@ -67,6 +68,7 @@ class Hub:
     scorers: Scorers
     loop: LearnerLoop
     controls: Controls
+    activating: Activating
 
     async def run(self, stop: trio.Event) -> None:
         """Train until complete or stopped; see the module's promises."""
@@ -197,6 +199,16 @@ async def open_hub(
         controls = Controls(
             front=front, guarding=loop.guarding, orders=loop.orders, ledger=ledger, folder=folder
         )
+        activating = Activating(
+            config=config,
+            root=folder.root,
+            front=front,
+            ledger=ledger,
+            dissemination=dissemination,
+            in_session=lambda: endpoints.in_session,
+            greeted=endpoints.greeted,
+            clock=clock,
+        )
         dissemination.announce(base_artifact)
         await loop.prepare(recovered)
         endpoints.attach(peer)
@@ -204,6 +216,7 @@ async def open_hub(
         async with open_nursery() as nursery:
             nursery.start_soon(front.run)
             nursery.start_soon(controls.run)
+            nursery.start_soon(activating.run, loop)
             nursery.start_soon(publisher.repair)
             nursery.start_soon(dissemination.run, publisher)
             if config.network.directory:
@@ -222,6 +235,7 @@ async def open_hub(
                 scorers=scorers,
                 loop=loop,
                 controls=controls,
+                activating=activating,
             )
             await dissemination.write()
             nursery.cancel_scope.cancel()

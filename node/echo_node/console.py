@@ -22,10 +22,12 @@ from echo_node.events import (
     Fetched,
     Joined,
     Note,
+    OffStandby,
     Paused,
     Planned,
     Progress,
     Resumed,
+    Standby,
     Step,
     Summary,
     Tally,
@@ -175,6 +177,11 @@ def _describe(event: Event) -> str:
             return f"Paused{until}: {event.message}."
         case Resumed():
             return "Working again."
+        case Standby():
+            until = "" if event.until is None else f" until about {clock_time(event.until)}"
+            return f"On standby{until}: {event.message}."
+        case OffStandby():
+            return "Off standby: there is work again."
         case Summary():
             thanks = "The run is complete. Thank you! " if event.reason == "complete" else ""
             return f"{thanks}{event.wall_s:.0f} s: {_counts(event)}{_limits(event)}"

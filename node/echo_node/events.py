@@ -150,6 +150,20 @@ class Resumed(Event, frozen=True):
     """Work goes on."""
 
 
+class Standby(Event, frozen=True):
+    """The hub keeps the node ready and lets others work.
+
+    `until`: Unix seconds at which its turn may be expected, None if nobody can know.
+    """
+
+    message: str
+    until: float | None = None
+
+
+class OffStandby(Event, frozen=True):
+    """The hub has work for the node again."""
+
+
 class Note(Event, frozen=True):
     """Anything else worth a line."""
 

@@ -42,6 +42,8 @@ from echo_p2p.wire import (
     Obtained,
     Receipt,
     RunDescription,
+    StandbyReply,
+    StandbyRequest,
     Submit,
     SubmitReply,
     TurnReply,
@@ -118,6 +120,7 @@ class Hub:
         self._peer = peer
         self._key = public_key_of(peer_id)
         self._run_id = run_id
+        self._tells_standby = True
 
     async def versions(self) -> Versions:
         """Which protocols the hub speaks; a NetError from one too old to say."""
@@ -182,6 +185,18 @@ class Hub:
             [open_envelope(data, Receipt, key=self._key).message for data in grant.verdicts],
             grant.state == "complete",
         )
+
+    async def standby(self) -> StandbyReply:
+        """Why there are no leases. A hub too old to say has no standby."""
+        nothing = StandbyReply(standby=False, sentence="", until=None)
+        if not self._tells_standby:
+            return nothing
+        try:
+            return await self._ask(StandbyRequest(run_id=self._run_id), StandbyReply)
+        except PeerRefusedError as error:
+            log.debug("the hub does not say who is on standby: %s", error)
+            self._tells_standby = False
+            return nothing
 
     async def give_back(self, lease_ids: Sequence[bytes]) -> None:
         """Return leases that will not be answered."""

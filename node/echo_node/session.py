@@ -25,7 +25,7 @@ from echo_node.doctor.explain import check_for
 from echo_node.door import enter, why_unreachable
 from echo_node.downloads import Downloads, fetch_deadline_s, size_of
 from echo_node.engines.remote import RemoteEngine
-from echo_node.events import Engine, Event, Joined, Note, Step, Trouble
+from echo_node.events import Engine, Event, Joined, Note, Standby, Step, Trouble
 from echo_node.gate import Gate
 from echo_node.hub import ANSWER_S, Greeting, Hub, Offer
 from echo_node.hub_turns import HubTurns
@@ -139,6 +139,11 @@ class Sessions:
     def done(self) -> Work:
         """Answered so far."""
         return Work() if self.worker is None else self.worker.done
+
+    @property
+    def standby(self) -> Standby | None:
+        """Why the hub gives no work, while others do it and nothing is left to be answered."""
+        return None if self.worker is None or self.worker.busy else self.worker.standby
 
     @property
     def busy(self) -> bool:

@@ -8,8 +8,9 @@ import msgspec
 
 from echo_node.limits.rules import Reason
 
-State = Literal["starting", "working", "away", "paused", "leaving"]
-"""`away`: the hub cannot be reached, and is tried again."""
+State = Literal["starting", "working", "standby", "away", "paused", "leaving"]
+"""`away`: the hub cannot be reached, and is tried again; `standby`: the hub lets others work, and
+`standby` says why."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -25,6 +26,7 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     state: State
     step: str
     reasons: tuple[Reason, ...] = ()
+    standby: str = ""
     until: float | None = None
     now: float
     started_at: float

@@ -38,7 +38,7 @@ class Standing:
         if not self._governor.decision.runs:
             return "paused"
         if sessions.held:
-            return "working"
+            return "working" if sessions.standby is None else "standby"
         return "away" if sessions.away else "starting"
 
     def snapshot(self) -> Snapshot:
@@ -50,11 +50,13 @@ class Standing:
         readings, decision = governor.readings, governor.decision
         sent, received = parts.peer.moved_bytes
         work, outbox = self._sessions.done, parts.outbox
+        standby = self._sessions.standby if state == "standby" else None
         return Snapshot(
             state=state,
             step="" if step is None else step.step,
             reasons=decision.reasons,
-            until=decision.until,
+            standby="" if standby is None else standby.message,
+            until=decision.until if standby is None else standby.until,
             now=time.time(),
             started_at=self._chronicle.started_at,
             pid=os.getpid(),

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import trio
 
 from echo_node.engines.base import AsyncEngine, Completion, Job
-from echo_node.events import Event, Trouble, Verdict, Version
+from echo_node.events import Event, OffStandby, Standby, Trouble, Verdict, Version
 from echo_node.gate import Gate
 from echo_node.hub import Hub
 from echo_node.hub_turns import HubTurns, asks_hub, converse
@@ -97,6 +97,8 @@ class Worker:
         self.stopping = False
         self.complete = False
         """The hub said that the run is over."""
+        self.standby: Standby | None = None
+        """Why the hub gives no work, while others do it."""
         self._run = run
         self._node = node
         self._engine = engine
@@ -183,12 +185,30 @@ class Worker:
                 self.complete = True
                 self._held.clear()  # nobody wants them back
                 self.stop()
-            elif not grant.leases and trio.current_time() - asked < _PAUSE_S:
-                with trio.move_on_after(_PAUSE_S):
-                    await self._notice.until(lambda: self.stopping)
+            elif grant.leases:
+                self._stands_by(None)
+            else:
+                await self._ask_why(hub)
+                if trio.current_time() - asked < _PAUSE_S:
+                    with trio.move_on_after(_PAUSE_S):
+                        await self._notice.until(lambda: self.stopping)
         finally:
             self._asking.discard(version)
             self._notice.tell()
+
+    async def _ask_why(self, hub: Hub) -> None:
+        """There was no work: is there enough without us?"""
+        if not self._takes_work:
+            return
+        said = await hub.standby()
+        self._stands_by(Standby(message=said.sentence, until=said.until) if said.standby else None)
+
+    def _stands_by(self, standby: Standby | None) -> None:
+        before, self.standby = self.standby, standby
+        if standby is None and before is not None:
+            self._report(OffStandby())
+        elif standby is not None and (before is None or before.message != standby.message):
+            self._report(standby)
 
     def _accept(self, lease: Lease) -> None:
         fault = fault_of(lease, self._run, node=self._node, now=self._hub_now())

@@ -50,6 +50,8 @@ from echo_p2p.wire import (
     Receipt,
     RunDescription,
     Sampling,
+    StandbyReply,
+    StandbyRequest,
     Submission,
     Submit,
     SubmitReply,
@@ -90,6 +92,8 @@ class SmallHub:
         """What follows a turn of a lease in which the hub itself replies."""
         self.ready_to_reply = True
         self.turns: list[TurnRequest] = []
+        self.standby: StandbyReply | None = None
+        """Why a node gets no work; None is a hub too old to be asked."""
         self.tries = 0
         self.returned: list[bytes] = []
         self.farewells = 0
@@ -182,6 +186,8 @@ class SmallHub:
                 return Done()
             case CreditRequest():
                 return self._state(remote)
+            case StandbyRequest() if self.standby is not None:
+                return self.standby
             case TurnRequest():
                 self.turns.append(request)
                 self.changed.tell()

@@ -28,7 +28,9 @@ from echo_node.events import (
     Event,
     Fetched,
     Joined,
+    OffStandby,
     Progress,
+    Standby,
     Step,
     Summary,
     Trouble,
@@ -64,6 +66,7 @@ from echo_p2p.wire import (
     Latest,
     Receipt,
     RunRecord,
+    StandbyReply,
     Submission,
     pack_tokens,
     unpack_logprobs,
@@ -142,6 +145,29 @@ def check_group(hub: SmallHub, lease_id: bytes, base: Path, adapters: list[Path]
         tokens, logprobs = unpack_tokens(rollout.tokens), unpack_logprobs(rollout.logprobs)
         check_completion(policy, job, Completion(tokens, logprobs, rollout.finish))
     return submission
+
+
+@in_trio
+async def test_a_node_on_standby_says_why_keeps_current_and_is_there_at_once(
+    hub: SmallHub, adapters: list[Path], tmp_path: Path
+) -> None:
+    hub.publish(1, adapters[1])
+    hub.standby = StandbyReply(standby=True, sentence="others work", until=time.time() + 600)
+    async with (
+        hub.on_the_network() as peer,
+        a_node(hub, peer.addresses, tmp_path) as running,
+    ):
+        await until(lambda: bool(running.of(Standby)))
+        (told,) = running.of(Standby)
+        assert (told.message, told.until) == ("others work", hub.standby.until)
+        assert running.node.sessions.standby == told
+        hub.publish(2, adapters[2])
+        await until(lambda: any(one.version == 2 for one in running.of(Version)))
+        hub.standby = None
+        hub.order(1)
+        await until(lambda: hub.answered() == 1)
+        assert len(running.of(OffStandby)) == 1
+        assert running.node.sessions.standby is None
 
 
 @in_trio

@@ -90,15 +90,19 @@ def test_each_state_is_a_sentence() -> None:
     reasons = (Reason("battery", "on battery"), Reason("asked", "you asked for it"))
     said = {
         state: headline(snapshot(state=state, step="greeting the hub", reasons=reasons))
-        for state in ("starting", "working", "away", "paused", "leaving")
+        for state in ("starting", "working", "standby", "away", "paused", "leaving")
     }
     assert said == {
         "starting": "Starting: greeting the hub.",
         "working": "Working.",
+        "standby": "On standby: .",
         "away": "Waiting for the hub (greeting the hub).",
         "paused": "Paused: on battery; you asked for it.",
         "leaving": "Leaving: handing in what is running.",
     }
+    waits = snapshot(state="standby", until=NOW + 3600, standby="others work")
+    assert headline(waits).startswith("On standby until ")
+    assert headline(waits).endswith("(in 1 h): others work.")
     assert "(in 1 h)" in headline(snapshot(state="paused", until=NOW + 3600, reasons=reasons))
 
 

@@ -7,17 +7,15 @@ fails is not tried again: the alert is on the dashboard, and comes again if it s
 from __future__ import annotations
 
 import logging
-from subprocess import DEVNULL
 
-import httpx
 import trio
 
 from echo_hub.api.models import Alert
 from echo_hub.config.dashboard import AlertsSection
+from echo_hub.outward import post, start
 
 log = logging.getLogger(__name__)
 
-DEADLINE_S = 20.0
 _MOST_WAITING = 32
 
 
@@ -46,38 +44,11 @@ class Delivery:
         async for alert in self._waiting:
             body = alert.model_dump_json().replace("{", f'{{"run":"{self._run}",', 1)
             if self._rules.webhook:
-                await self._post(body)
+                self._complain(await post(self._rules.webhook, body))
             if self._rules.command:
-                await self._start(body)
+                self._complain(await start(self._rules.command, body))
 
-    async def _post(self, body: str) -> None:
-        try:
-            async with httpx.AsyncClient(
-                timeout=DEADLINE_S, follow_redirects=False, trust_env=False
-            ) as client:
-                answer = await client.post(
-                    self._rules.webhook, content=body, headers={"content-type": "application/json"}
-                )
-        except httpx.HTTPError as error:
-            log.warning("an alert could not be posted: %s", error or type(error).__name__)
-            return
-        if answer.status_code >= 300:
-            log.warning("an alert was not taken: status %d", answer.status_code)
-
-    async def _start(self, body: str) -> None:
-        try:
-            with trio.move_on_after(DEADLINE_S) as late:
-                done = await trio.run_process(
-                    self._rules.command,
-                    stdin=body.encode(),
-                    stdout=DEVNULL,
-                    stderr=DEVNULL,
-                    check=False,
-                )
-        except OSError as error:
-            log.warning("alerts.command cannot be started: %s", error.strerror)
-            return
-        if late.cancelled_caught:
-            log.warning("alerts.command did not end within %g s, and was ended", DEADLINE_S)
-        elif done.returncode:
-            log.warning("alerts.command ended with %d", done.returncode)
+    @staticmethod
+    def _complain(what: str) -> None:
+        if what:
+            log.warning("an alert did not get through: %s", what)

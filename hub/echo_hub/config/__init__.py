@@ -1,5 +1,6 @@
 """`run.toml`: everything an operator decides about a run, strict and documented field by field."""
 
+from echo_hub.config.activation import ActivationSection
 from echo_hub.config.dashboard import AlertsSection, DashboardSection
 from echo_hub.config.guard import GuardSection
 from echo_hub.config.learner import LearnerSection
@@ -13,6 +14,7 @@ from echo_hub.config.tasks import (
 )
 
 __all__ = [
+    "ActivationSection",
     "AlertsSection",
     "AuditSection",
     "CurriculumSection",

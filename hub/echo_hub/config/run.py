@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from echo_hub.config.activation import ActivationSection
 from echo_hub.config.dashboard import AlertsSection, DashboardSection
 from echo_hub.config.guard import GuardSection
 from echo_hub.config.learner import LearnerSection
@@ -113,6 +114,7 @@ class RunConfig(Strict):
     scoring: ScoringSection = ScoringSection()
     evaluation: EvaluationSection = EvaluationSection()
     network: NetworkSection = NetworkSection()
+    activation: ActivationSection = ActivationSection()
     dashboard: DashboardSection = DashboardSection()
     alerts: AlertsSection = AlertsSection()
     logs: LogsSection = LogsSection()

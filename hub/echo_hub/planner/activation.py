@@ -10,7 +10,9 @@ answers `decide(now)` with the keys that shall work. Its promises:
   standby, unless the rule would fail: so at most one change a node in `dwell_s` when nothing
   happens. A cheaper set is taken only if it saves `saving`, and has for `settle_s`;
 - a volunteer who waited `turn_s` takes the place of one who worked that long: none waits for ever;
-- a node that could not answer within the staleness bound is not asked at all.
+- a node that could not answer within the staleness bound is not asked at all, but for a new try
+  every `turn_s` if it came by `meet`;
+- a node of unknown rate (`meet`) works until its rate was measured, and counts for nothing before.
 
 Price. A rented node costs its price. A volunteer costs nothing, but something scarce is spent all
 the same, and we count their electricity: it is what a volunteer really pays, it is known from the
@@ -33,6 +35,8 @@ from echo_hub.planner.system import Node, Run, broadcast_s
 ENERGY_PRICE = 0.30
 """Money for a kilowatt-hour, where a volunteer's electricity stands in for a price."""
 _UNKNOWN_WATTS = 250.0
+_MOST_NODES = 20_000
+_MOST_REJECTED = 0.9
 
 
 def hourly(node: Node) -> float:
@@ -66,6 +70,24 @@ class Decision:
     """An hour, of the active rented nodes."""
     missing: str
     """Empty, or what to do something about: `rate`, `latency`."""
+    on_trial: int = 0
+    """Of the active nodes, those whose rate is not known yet."""
+    wanted: float = 0.0
+    """`needed` with the head-room that is kept now."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the controller knows of a node that is there. `changed_s` ago it was last switched."""
+
+    node: Node
+    active: bool
+    on_trial: bool
+    speed: float
+    in_time: bool
+    changed_s: float
+    turn_s: float | None
+    """Seconds until a volunteer on standby may expect its turn, if nobody leaves."""
 
 
 @dataclass(eq=False)
@@ -76,6 +98,8 @@ class _Member:
     active: bool = False
     changed: float = -math.inf
     """When it was last switched."""
+    met: bool = False
+    """Its rate is what is measured, and nothing before."""
     speed: float = 0.0
     """Rollouts a second, as measured, or as it was announced before anything was."""
     cost: float = field(init=False)
@@ -83,6 +107,10 @@ class _Member:
 
     def __post_init__(self) -> None:
         self.cost = hourly(self.node)
+
+    @property
+    def on_trial(self) -> bool:
+        return self.met and self.rate.value is None
 
 
 class Activation:
@@ -100,10 +128,24 @@ class Activation:
         self._elapsed, self._clock = Elapsed(), 0.0
         self._between = Elapsed()
         self._idle: deque[tuple[float, float]] = deque(maxlen=4)
+        self._able: list[_Member] = []
         self._extra = 1.0
         self._extra_at = self._cheaper_since = -math.inf
 
     # --- what happens -------------------------------------------------------------------------
+
+    def meet(self, node: Node) -> None:
+        """A node of unknown rate may come; or one that is known has another price or link now."""
+        member = self._members.get(node.key)
+        if member is None:
+            self._members[node.key] = _Member(node, met=True)
+            while len(self._members) > _MOST_NODES:
+                gone = next((key for key, one in self._members.items() if not one.present), None)
+                if gone is None:
+                    break
+                del self._members[gone]
+        elif member.node != node:
+            member.node, member.cost = node, hourly(node)
 
     def joined(self, key: str, now: float) -> None:
         """A node is there (and on standby)."""
@@ -117,7 +159,17 @@ class Activation:
 
     def worked(self, key: str, groups: int, busy_s: float, now: float) -> None:
         """A node finished groups that alone would have kept all of it busy for `busy_s`."""
-        self._members[key].rate.add(groups * self._run.group_size, busy_s)
+        self.answered(key, groups * self._run.group_size, busy_s)
+
+    def answered(self, key: str, rollouts: int, busy_s: float, share: float = 1.0) -> None:
+        """A node handed in rollouts, `busy_s` of work after it had anything to do or handed in the
+        last ones; it had `share` of what it can work on at a time."""
+        if key in self._members:
+            self._members[key].rate.add(rollouts, busy_s, share)
+
+    def failed(self, share: float) -> None:
+        """This share of what is handed in is rejected, of late."""
+        self._run = replace(self._run, rejected=min(_MOST_REJECTED, max(0.0, share)))
 
     def fetched(self, key: str, seconds: float, now: float) -> None:
         """A node took so long to have a published version."""
@@ -146,9 +198,18 @@ class Activation:
         """Look at everything again."""
         self._clock += self._elapsed.since(now)
         run, rules = self._measured(), self._rules
-        able = []
+        able = self._able = []
         for member in self._members.values():
-            if member.present and self._in_time(run, member):
+            if not member.present:
+                continue
+            in_time = not member.on_trial and self._in_time(run, member)
+            waited = not member.active and self._clock - member.changed >= rules.turn_s
+            if not in_time and member.met and waited:
+                member.rate = Rate()
+            if member.on_trial:
+                if not member.active:
+                    self._switch(member, on=True)
+            elif in_time:
                 able.append(member)
             elif member.active:
                 self._switch(member, on=False)
@@ -161,7 +222,35 @@ class Activation:
         else:
             self._save(able, needed)
         self._take_turns(able)
-        return self._told(run, able, bare)
+        return self._told(able, bare)
+
+    def places(self) -> list[Place]:
+        """Every node that is there, as of the last decision."""
+        waiting = sorted(
+            (m for m in self._able if not m.active and not m.node.price), key=lambda m: m.changed
+        )
+        rank = {member.node.key: number for number, member in enumerate(waiting)}
+        at_work = sum(member.active and not member.node.price for member in self._able)
+        able = {member.node.key for member in self._able}
+        return [
+            Place(
+                node=member.node,
+                active=member.active,
+                on_trial=member.on_trial,
+                speed=0.0 if member.on_trial else member.speed,
+                in_time=member.on_trial or key in able,
+                changed_s=self._clock - member.changed,
+                turn_s=self._until_turn(member, rank[key] // max(1, at_work) + 1)
+                if key in rank
+                else None,
+            )
+            for key, member in self._members.items()
+            if member.present
+        ]
+
+    def _until_turn(self, member: _Member, turns: int) -> float:
+        waited = min(self._clock - member.changed, self._rules.turn_s)
+        return max(0.0, turns * self._rules.turn_s - waited)
 
     def _measured(self) -> Run:
         train, transfer = self._train.value, self._transfer.value
@@ -247,20 +336,25 @@ class Activation:
     def _switch(self, member: _Member, *, on: bool) -> None:
         member.active, member.changed = on, self._clock
 
-    def _told(self, run: Run, able: list[_Member], bare: float) -> Decision:
+    def _told(self, able: list[_Member], bare: float) -> Decision:
         active = [member for member in able if member.active]
+        on_trial = [m for m in self._members.values() if m.present and m.on_trial]
         rate = _total(active)
         missing = ""
-        if rate < bare:
+        if on_trial and rate < bare:
+            missing = ""  # not known yet
+        elif rate < bare:
             missing = "rate"
         elif self.idle > self._rules.idle and self._extra >= 2.0:
             missing = "latency"
         return Decision(
-            active=frozenset(member.node.key for member in active),
+            active=frozenset(member.node.key for member in (*active, *on_trial)),
             needed=bare,
             rate=rate,
-            money=sum(member.node.price for member in active),
+            money=sum(member.node.price for member in (*active, *on_trial)),
             missing=missing,
+            on_trial=len(on_trial),
+            wanted=bare * (1 + self._rules.headroom) * self._extra,
         )
 
 

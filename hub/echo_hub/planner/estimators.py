@@ -50,10 +50,14 @@ class Elapsed:
 
 
 class Rate:
-    """Work a second of a node, from the times in which it was kept busy.
+    """Work a second of a node at full load, from the times in which it had something to do.
 
     Work and busy time are summed into blocks, since answers come in bursts; the estimate is the
-    median of the last blocks' rates.
+    median of the last blocks' rates. A node that has only a share of the work it could hold may do
+    the rest in the same time (a card that answers many prompts at once) or in as much again (a
+    processor that is busy with one): its rate at full load is between what was seen and that over
+    the share. A block moves the estimate only as far as this asks for, so that a node that is given
+    little is not taken for a slow one, and full load, when it comes, decides.
 
     Args:
         block_s: busy seconds of a block, at least; a block also holds at least one piece of work.
@@ -66,17 +70,25 @@ class Rate:
     ) -> None:
         self._block_s, self._longest_s = block_s, longest_s
         self._level = Level(blocks)
-        self._work = self._busy = 0.0
+        self._work = self._busy = self._loaded = 0.0
 
-    def add(self, work: float, busy_s: float) -> None:
-        """So much work was done in so much busy time (0 if it came together with other work)."""
+    def add(self, work: float, busy_s: float, share: float = 1.0) -> None:
+        """So much work was done in so much busy time (0 if it came together with other work), in
+        which the node had this share of what it can work on at a time."""
         if not (math.isfinite(work) and work >= 0 and 0 <= busy_s <= self._longest_s):
             return
+        if busy_s and self._busy >= self._block_s and self._work > 0:  # a burst is not divided
+            self._level.add(self._sample())
+            self._work = self._busy = self._loaded = 0.0
         self._work += work
         self._busy += busy_s
-        if self._busy >= self._block_s and self._work > 0:
-            self._level.add(self._work / self._busy)
-            self._work = self._busy = 0.0
+        self._loaded += busy_s * (min(1.0, share) if share > 0 else 1.0)
+
+    def _sample(self) -> float:
+        least = self._work / self._busy
+        most = least * self._busy / self._loaded
+        known = self._level.value
+        return math.sqrt(least * most) if known is None else min(max(known, least), most)
 
     @property
     def value(self) -> float | None:

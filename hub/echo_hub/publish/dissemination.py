@@ -58,6 +58,8 @@ class Dissemination:
         self._in_session = in_session
         self._has_standing = has_standing
         self._clock = clock
+        self.on_obtained: Callable[[bytes, float], None] = lambda node, seconds: None
+        """Hears which node has a version, how long after it was announced to it."""
         self._newest: bytes | None = None  # an adapter that is not told of yet
         self._to_tell, self.finished = trio.open_memory_channel[Spread](_MOST_UNREAD)
         """`finished`: each version, once all nodes have it or the next one is out."""
@@ -120,14 +122,18 @@ class Dissemination:
 
     def obtained(self, remote: Remote, message: Obtained, greeted_at: float) -> None:
         """A node says that it has an artifact."""
-        self.spreads.obtained(
+        now = self._clock()
+        counts = self.spreads.obtained(
             message.artifact,
             remote.peer_id,
             from_hub=message.from_hub,
             from_peers=message.from_peers,
             greeted_at=greeted_at,
-            now=self._clock(),
+            now=now,
         )
+        spread = self.spreads.now(message.artifact)
+        if counts and spread is not None and spread.kind == "adapter":
+            self.on_obtained(remote.public_key, now - max(spread.at, greeted_at))
         newest = None if self._newest is None else self.spreads.now(self._newest)
         if newest is not None and newest.everywhere:
             self._finish()

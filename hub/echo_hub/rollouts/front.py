@@ -42,6 +42,7 @@ from echo_hub.rollouts.keeper import Keeper
 from echo_hub.rollouts.leases import OpenLease
 from echo_hub.rollouts.reputation import InOrder
 from echo_hub.rollouts.second_look import SecondLook
+from echo_hub.rollouts.standby import paces_of, roster_of
 from echo_hub.rollouts.unscored import Unscored
 from echo_hub.scoring.pool import Scorers
 from echo_hub.tally import FrontSnapshot, NodeFacts, Tally
@@ -55,6 +56,7 @@ from echo_p2p.wire import (
     LeaseRequest,
     LeaseReturn,
     Sampling,
+    StandbyReply,
     Submit,
     SubmitReply,
     TurnReply,
@@ -91,6 +93,9 @@ class Front:
         noise: Noise = FLOAT32,
     ) -> None:
         self._config = config
+        paces = paces_of(config)
+        self.roster = roster_of(config, paces)
+        """Who may have work."""
         self._ledger = ledger
         self._clock = clock
         self._vocab_size = tokenizer.vocab_size
@@ -153,6 +158,8 @@ class Front:
             draw=self._curriculum.draw,
             elsewhere=self._elsewhere,
             proven=self._keeper.proven,
+            roster=self.roster,
+            paces=paces,
             in_check=self._in_order.waiting,
             on_skipped=self._skipped,
             on_freed=self._wake,
@@ -229,6 +236,13 @@ class Front:
     def has_standing(self, node: bytes) -> bool:
         """Has a node handed in a valid group since the last invalid one?"""
         return self._keeper.proven(node)
+
+    def why_no_work(self, node: bytes) -> StandbyReply:
+        """Is a node on standby, and why?"""
+        found = self.roster.standby(node, self._clock())
+        if found is None:
+            return StandbyReply(standby=False, sentence="", until=None)
+        return StandbyReply(standby=True, sentence=found.sentence, until=found.until)
 
     async def return_leases(self, node: bytes, request: LeaseReturn) -> Done:
         """A node gives leases back; those that are not its own are left alone."""

@@ -2,8 +2,9 @@
 
 Nodes that find no work wait in order, one request a node; whatever changes (a version, a batch
 taken, a lease back) is looked at once for all of them, and shared out evenly, so that the first
-does not take it all. A lease is in the ledger before its node sees it, and if the request ends
-before that, it is as if the lease had never been.
+does not take it all. Nodes that the roster keeps on standby wait on, and get nothing. A lease is in
+the ledger before its node sees it, and if the request ends before that, it is as if the lease had
+never been.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import trio
 
 from echo_hub.config import RunConfig
 from echo_hub.ledger.ledger import Ledger, Recovered
+from echo_hub.planner.roster import Roster
 from echo_hub.rollouts.leases import LeaseBook, LeaseRules, OpenLease
 from echo_hub.rollouts.pace import Paces
 from echo_hub.scoring.pool import Scorers
@@ -29,7 +31,7 @@ from echo_p2p.wire import Lease, LeaseGrant, LeaseRequest, Sampling, pack_tokens
 
 log = logging.getLogger(__name__)
 
-_REQUESTS_A_NODE_MAY_HOLD = 2  # the batch it works on, and the next one
+REQUESTS_A_NODE_MAY_HOLD = 2  # the batch it works on, and the next one
 _MOST_BAD_PROMPTS = 100
 
 
@@ -63,6 +65,8 @@ class Granter:
         draw: Callable[[], int],
         elsewhere: Callable[[], int],
         proven: Callable[[bytes], bool],
+        roster: Roster,
+        paces: Paces,
         in_check: Callable[[], Mapping[bytes, int]],
         on_skipped: Callable[[OpenLease], None],
         on_freed: Callable[[], None],
@@ -74,7 +78,7 @@ class Granter:
                 staleness=config.staleness,
                 group_size=config.sampling.group_size,
                 seconds=config.lease.seconds,
-                per_node=per_request * _REQUESTS_A_NODE_MAY_HOLD,
+                per_node=per_request * REQUESTS_A_NODE_MAY_HOLD,
                 updates=config.run.updates,
             ),
             secret=recovered.secret,
@@ -94,15 +98,13 @@ class Granter:
         self._sampling = sampling
         self._elsewhere = elsewhere
         self._proven = proven
+        self._roster = roster
         self._in_check = in_check
         share = config.lease.newcomer_share
         self._newcomers: float = max(1, int(share * config.learner.groups_per_update))
         if share == 1:
             self._newcomers = float("inf")
-        self._paces = Paces(
-            lease_s=config.lease.seconds,
-            most=per_request * _REQUESTS_A_NODE_MAY_HOLD,
-        )
+        self._paces = paces
         self._on_skipped = on_skipped
         self._on_freed = on_freed
         self._waiters: dict[bytes, _Waiter] = {}
@@ -121,6 +123,7 @@ class Granter:
         # a node cannot be ahead of what was published, whatever it says
         version = min(request.version, self.newest or 0)
         waiter = _Waiter(node, version, min(request.groups, self._per_request))
+        self._roster.asked(node, request.groups, now)
         older = self._waiters.pop(node, None)
         if older is not None:
             older.done.set()
@@ -148,7 +151,7 @@ class Granter:
         """Give the work there is to the nodes that wait for it."""
         if not self._waiters or not self.book.has_work(self._elsewhere()):
             return
-        waiting = list(self._waiters.values())
+        waiting = [one for one in self._waiters.values() if self._roster.allows(one.node)]
         for_newcomers = self._newcomers - self._in_newcomers_hands()
         for number, waiter in enumerate(waiting):
             elsewhere, node = self._elsewhere(), waiter.node
@@ -170,8 +173,15 @@ class Granter:
         return sum(count for node, count in in_hand.items() if not self._proven(node))
 
     def answered(self, lease: OpenLease, now: float) -> None:
-        """A lease was answered well: so fast is its node."""
+        """A lease was answered well, and closed: so fast is its node."""
         self._paces.answered(lease.node, lease.issued_at, now)
+        self._roster.answered(
+            lease.node,
+            rollouts=lease.group_size,
+            held=self.book.held[lease.node] + 1,
+            issued_at=lease.issued_at,
+            now=now,
+        )
 
     async def release(self, lease_ids: Sequence[bytes], node: bytes) -> int:
         """A node will not answer these of its leases, or has spoilt them. How many were open."""

@@ -19,7 +19,12 @@ from echo_node.snapshot import LogLine, Snapshot
 LABEL = 9
 LEAST_EVENTS = 3
 KEYS = "Ctrl-C hands in what runs and ends. Elsewhere: echo-node pause | limits | leave"
-_STATE_STYLES = {"paused": "bold yellow", "away": "bold yellow", "working": "bold green"}
+_STATE_STYLES = {
+    "paused": "bold yellow",
+    "away": "bold yellow",
+    "standby": "bold cyan",
+    "working": "bold green",
+}
 _EVENT_STYLES = {"trouble": "yellow", "verdict": "yellow", "warning": "yellow"}
 
 

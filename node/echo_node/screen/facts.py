@@ -18,6 +18,8 @@ def headline(snapshot: Snapshot) -> str:
             return f"Paused{until(snapshot)}: {why}."
         case "working":
             return "Working."
+        case "standby":
+            return f"On standby{until(snapshot)}: {clean(snapshot.standby)}."
         case "away":
             return f"Waiting for the hub ({snapshot.step})."
         case "leaving":
