@@ -59,6 +59,10 @@ class VersionError(ConfigError):
     """This program, or the other side, is too old. The fix has the exact command."""
 
 
+class ReleaseError(ConfigError):
+    """A release of this program cannot be had or installed, or is not to be trusted."""
+
+
 class IdentityError(EchoError):
     """A key file is missing, corrupt, or readable by others."""
 

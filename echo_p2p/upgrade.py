@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import sys
 from pathlib import Path
+from typing import Literal
 
 DISTRIBUTION = "echo-p2p"
 
@@ -25,19 +26,29 @@ def upgrade_command(prefix: Path | None = None, *, extras: str = "", source: str
     """
     prefix = Path(sys.prefix) if prefix is None else prefix
     name = f'"{DISTRIBUTION}[{extras}]"' if extras else DISTRIBUTION
-    if (prefix / "pipx_metadata.json").is_file():
+    made_by = installer(prefix)
+    if made_by == "pipx":
         return f"pipx upgrade {DISTRIBUTION}"
-    if (prefix / "uv-receipt.toml").is_file():
+    if made_by == "uv tool":
         return f"uv tool upgrade {DISTRIBUTION}"
     source = source or editable_source()
     if source:
         return f"git -C {source} pull && {prefix / 'bin' / 'pip'} install -e {source}"
-    if _made_by_uv(prefix):
+    if made_by == "uv":
         return f"uv pip install --python {prefix} --upgrade {name}"
     python = "python" if sys.platform == "win32" else "python3"
     if prefix == Path(sys.base_prefix):
         return f"{python} -m pip install --upgrade {name}"
     return f"{prefix / 'bin' / 'python'} -m pip install --upgrade {name}"
+
+
+def installer(prefix: Path) -> Literal["pipx", "uv tool", "uv", "pip"]:
+    """What made an environment."""
+    if (prefix / "pipx_metadata.json").is_file():
+        return "pipx"
+    if (prefix / "uv-receipt.toml").is_file():
+        return "uv tool"
+    return "uv" if _made_by_uv(prefix) else "pip"
 
 
 def editable_source() -> str:

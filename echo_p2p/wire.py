@@ -53,6 +53,7 @@ Spans = Annotated[
     Meta(max_length=MAX_TURNS - 1),
 ]
 EnvironmentId = Annotated[str, Meta(pattern=r"^([a-z][a-z0-9-]{0,39}/[1-9][0-9]{0,3})?\Z")]
+ReleaseVersion = Annotated[str, Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}\Z")]
 PersonName = Annotated[
     str,
     Meta(
@@ -259,6 +260,20 @@ class Voucher(Signed, frozen=True):
 
     machine: Bytes32
     name: PersonName
+    at: Seconds
+
+
+class Release(Signed, frozen=True):
+    """A release of this program, by the key that the program ships with.
+
+    `protocol` is the oldest that it speaks; `wheel` lies beside the release, and is `size` bytes.
+    """
+
+    version: ReleaseVersion
+    protocol: Annotated[int, Meta(ge=0, lt=2**16)]
+    wheel: Annotated[str, Meta(max_length=200, pattern=r"^echo_p2p-[A-Za-z0-9_.+-]+\.whl\Z")]
+    size: Annotated[int, Meta(ge=1, le=64 * MIB)]
+    sha256: Bytes32
     at: Seconds
 
 
@@ -591,6 +606,7 @@ MAX_SIGNED_BYTES: dict[type[Signed], int] = {
     Receipt: 4 * KIB,
     Credit: KIB,
     Voucher: KIB,
+    Release: KIB,
     Submission: 8 * MIB - KIB,
 }
 """Largest payload of each signed message, in bytes."""

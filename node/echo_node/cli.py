@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,6 @@ from echo_node.cli_support import (
 )
 from echo_node.commands import bench, limits, running
 from echo_p2p import __version__
-
-if TYPE_CHECKING:
-    from echo_node.start import JoinOptions
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -115,6 +112,12 @@ def join(
             show_default="the limit download",
         ),
     ] = None,
+    auto_update: Annotated[
+        bool,
+        typer.Option(
+            "--auto-update", help="Install newer releases, if they are signed, and start anew."
+        ),
+    ] = False,
     json_lines: Annotated[
         bool, typer.Option("--json", help="Print events as JSON, one object a line.")
     ] = False,
@@ -134,47 +137,27 @@ def join(
     """
     set_up_logging(log_level)
     with errors_as_exit_codes(explained_with=(bootstrap, data_dir)):
+        from echo_node.commands.join import prepared, run_node
         from echo_node.control.lock import refuse_running
-        from echo_node.paths import config_file, node_folder
+        from echo_node.paths import node_folder
 
         refuse_running(node_folder(data_dir))  # before the imports that take a second
-        from echo_node.engines.choice import check_name
-        from echo_node.start import JoinOptions
-
-        check_name(engine)
-        path = config_file(config)
-        book = limits.read_book(
-            path,
-            required=config is not None,
-            assignments=limit or [],
-            threads=threads,
-            upload=max_upload,
-            download=max_download,
-        )
-        options = JoinOptions(
+        options = prepared(
             folder=node_folder(data_dir),
             bootstrap=bootstrap,
             run=run,
             listen=tuple(listen or [LISTEN]),
+            config=config,
+            limits=limit or [],
+            threads=threads,
             max_sequences=max_sequences,
             engine=engine,
-            book=book,
-            config=path,
+            max_upload=max_upload,
+            max_download=max_download,
+            auto_update=auto_update,
             until_eof=until_eof,
         )
-        raise typer.Exit(_run(options, json_lines=json_lines, plain=plain))
-
-
-def _run(options: JoinOptions, *, json_lines: bool, plain: bool) -> int:
-    from functools import partial
-
-    import trio
-
-    from echo_node.console import open_console
-    from echo_node.start import join
-
-    with open_console(json_lines=json_lines, plain=plain) as console:
-        return trio.run(partial(join, options, console, screen=console.screen))
+        raise typer.Exit(run_node(options, json_lines=json_lines, plain=plain))
 
 
 @app.command()

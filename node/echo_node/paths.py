@@ -43,6 +43,11 @@ class NodeFolder:
         return self.root / "store"
 
     @property
+    def updates(self) -> Path:
+        """Where a release lies until it is installed."""
+        return self.root / "updates"
+
+    @property
     def lock(self) -> Path:
         """Held by the node that runs here; says where it listens."""
         return self.root / "node.lock"

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from echo_node import update
 from echo_node.chronicle import Chronicle
 from echo_node.control.lock import Holder, running_here
 from echo_node.engines.remote import RemoteEngine, open_engine
 from echo_node.engines.sizing import UNPLANNED
-from echo_node.events import Event
+from echo_node.events import Event, Note
 from echo_node.governor import govern_engine
 from echo_node.limits.book import Book
 from echo_node.limits.data import DataCount
@@ -34,8 +35,10 @@ from echo_node.sensors.computer import Computer, Sensors
 from echo_node.sensors.look import look
 from echo_node.snapshot import Snapshot
 from echo_node.steps import step
+from echo_node.update import Updater
 from echo_p2p.bootstrap import RunEntry
 from echo_p2p.bootstrap_source import load_bootstrap
+from echo_p2p.errors import ReleaseError
 from echo_p2p.identity import Identity
 from echo_p2p.net.addresses import check_free
 from echo_p2p.nursery import open_nursery
@@ -68,6 +71,8 @@ class JoinOptions:
     book: Book = field(default_factory=Book)
     config: Path = field(default_factory=config_file)
     until_eof: bool = False
+    updater: Updater | None = None
+    """Ends the node, in order, once it has a release ready."""
 
 
 @dataclass
@@ -166,7 +171,26 @@ async def _join(
         started = Started(options, entry, identity, engine, sensors, holder, chronicle, screen)
         with step(chronicle, "loading the network's libraries", IMPORT_S):
             node = await trio.to_thread.run_sync(importlib.import_module, "echo_node.node")
-        return int(await node.work(started, reins))
+        async with open_nursery() as nursery:
+            if options.updater is not None:
+                nursery.start_soon(_follow_releases, options.updater, reins, chronicle)
+            code = int(await node.work(started, reins))
+            nursery.cancel_scope.cancel()
+        return code
+
+
+async def _follow_releases(updater: Updater, reins: Reins, chronicle: Chronicle) -> None:
+    """End the node in order once there is a newer release; whoever started it installs that."""
+    while True:
+        await trio.sleep(update.CHECK_EVERY_S)
+        try:
+            release = await trio.to_thread.run_sync(updater.look)
+        except ReleaseError as error:
+            chronicle(Note(message=f"No newer release was looked for: {error}"))
+            continue
+        if release is not None and reins.node is not None:
+            chronicle(Note(message=f"Release {release.version} is signed and will be installed."))
+            reins.node.leave()
 
 
 async def _may_begin(options: JoinOptions, sensors: Sensors) -> bool:

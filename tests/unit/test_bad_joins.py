@@ -22,8 +22,9 @@ import trio
 from engine_models import make_adapter, make_base
 from net_support import ANY_PORT, in_trio
 from small_hub import RUN_ID, SmallHub
+from test_auto_update import an_updater, publish, served
 
-from echo_node import door, session, start
+from echo_node import door, session, start, update
 from echo_node import governor as governor_module
 from echo_node import hub as hub_module
 from echo_node.console import describe
@@ -35,6 +36,7 @@ from echo_node.limits.settings import Limits
 from echo_node.paths import NodeFolder
 from echo_node.sensors.computer import Own
 from echo_node.start import JoinOptions
+from echo_node.update import Updater
 from echo_p2p.artifact.store import Store
 from echo_p2p.bootstrap import render_bootstrap
 from echo_p2p.errors import DiskFullError, EngineError, PortError, lone_cause
@@ -124,7 +126,12 @@ class Joining:
 
 @asynccontextmanager
 async def joining(
-    hub: SmallHub, addresses: tuple[str, ...], home: Path, *, listen: str = ANY_PORT
+    hub: SmallHub,
+    addresses: tuple[str, ...],
+    home: Path,
+    *,
+    listen: str = ANY_PORT,
+    updater: Updater | None = None,
 ) -> AsyncIterator[Joining]:
     """`echo-node join` in this process, until the block is left."""
     await trio.Path(home).mkdir(exist_ok=True)
@@ -138,6 +145,7 @@ async def joining(
         listen=(listen,),
         book=Book().changed({"cpu_threads": "1", "priority": "normal"}, "flag"),
         config=home / "node.toml",
+        updater=updater,
     )
     one = Joining(hub)
 
@@ -258,6 +266,30 @@ async def test_a_port_that_another_program_has(hub: SmallHub, tmp_path: Path) ->
     assert f"cannot listen on {listen}: address already in use." in said
     assert "no other program using the port?" in said
     assert [event.step for event in node.of(Step)] == ["reading the bootstrap file"]  # type: ignore[attr-defined]
+
+
+@in_trio
+async def test_a_signed_release_ends_a_node_in_order_so_that_it_can_be_installed(
+    hub: SmallHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(update, "CHECK_EVERY_S", 0.2)
+    (tmp_path / "releases").mkdir()
+    with served(tmp_path / "releases") as source:
+        updater = an_updater(tmp_path, source)
+        async with (
+            hub.on_the_network() as peer,
+            joining(hub, peer.addresses, tmp_path / "home", updater=updater) as node,
+        ):
+            await node.until_said("No newer release was looked for")  # there is none at all yet
+            hub.order(1)
+            await node.until_answered(1)
+            await trio.to_thread.run_sync(lambda: publish(tmp_path))
+            await hub.changed.until(lambda: node.over)
+    assert node.error is None
+    assert "is signed and will be installed" in node.said
+    assert updater.ready is not None
+    assert hub.farewells == 1
+    assert hub.answered() == len(hub.granted)
 
 
 # --- the disk -------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ OURS = {
     "person.pem": "the key of your own that vouches for your machines",
     "voucher": "your name for this machine",
     "identity.exported": "a mark that the key was exported",
+    "updates": "a release of this program that was not installed yet",
     "data.json": "how much was transferred, by day and month",
     "node.lock": "the mark of a running node",
     "control.sock": "where a running node listens",

@@ -20,6 +20,7 @@ CHECK_OF: dict[type[EchoError], str] = {
     errors.ListenError: "port",
     errors.PortError: "port",
     errors.VersionError: "software",
+    errors.ReleaseError: "software",
     errors.IdentityError: "identity",
     errors.WireError: "hub",
     errors.NetError: "hub",
