@@ -38,6 +38,7 @@ OURS = {
     "voucher": "your name for this machine",
     "identity.exported": "a mark that the key was exported",
     "updates": "a release of this program that was not installed yet",
+    "speeds.json": "how fast engines were here, measured by `doctor` and `bench`",
     "data.json": "how much was transferred, by day and month",
     "node.lock": "the mark of a running node",
     "control.sock": "where a running node listens",
