@@ -49,7 +49,11 @@ def main() -> None:
             fail(
                 "no virtual environment could be made. On Debian: sudo apt-get install python3-venv"
             )
+    # what is not imported need not be compiled, and what is, is at its first import
     pip = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt")]
+    if subprocess.run([*pip, "--upgrade", "pip"], check=False).returncode:
+        print("pip could not be brought up to date; an older one takes longer.", flush=True)
+    pip.append("--no-compile")
     wheel = subprocess.run(
         [*pip, "--only-binary", "fastecdsa", "fastecdsa"], capture_output=True, check=False
     )

@@ -26,7 +26,13 @@ def the_node(stage: Stage, peer_id: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(400)
 def test_a_banned_node_ends_and_may_come_back_once_it_is_unbanned(stage: Stage, port: int) -> None:
-    stage.init(port, evaluation={"prompts": 0}, network={"directory": False})
+    stage.init(
+        port,
+        learner={"groups_per_update": 8},
+        sampling={"group_size": 4},
+        evaluation={"prompts": 0},
+        network={"directory": False},
+    )
     hub, first = stage.hub(), stage.node(0)
     peer_id = first.wait_for(lambda event: event["event"] == "joined")["node"]
     hub.wait_for(lambda event: event["event"] == "update")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from learner_support import load_policy, make_config, scored, seeded_groups
 
 from echo_hub.config import RunConfig
 from echo_hub.learner.client import Learner, open_learner
-from echo_hub.learner.messages import Audit, AuditRollout, TrainGroup
+from echo_hub.learner.life import error_of
+from echo_hub.learner.messages import Audit, AuditRollout, Failed, Start, TrainGroup
+from echo_hub.learner.process import Server
 from echo_hub.learner.trainer import Trainer
 from echo_hub.models import addmix3_path
 from echo_p2p.errors import ConfigError, LearnerError, ProcessError
@@ -185,14 +188,27 @@ def test_a_start_that_fails_says_why_and_what_to_do(
 ):
     if error is LearnerError:
         (tmp_path / "v000007").mkdir()
+    start = Start(
+        config=make_config(learner={"threads": 1, **changes}).model_dump_json(),
+        base=str(addmix3_path()),
+        checkpoint=checkpoint and str(tmp_path / checkpoint),
+        out=str(tmp_path / "v0"),
+    )
+    answer = Server().answer(start)
+    assert isinstance(answer, Failed)
+    caught = error_of(answer)
+    assert type(caught) is error
+    assert re.search(complaint, caught.message)
+    assert fix in caught.fix
 
+
+def test_what_a_start_failed_of_comes_through_the_pipe(tmp_path: Path):
     async def main() -> None:
-        config = make_config(learner={"threads": 1, **changes})
-        where = checkpoint and tmp_path / checkpoint
-        async with learner_in(tmp_path, where, config=config):
+        config = make_config(learner={"threads": 1, "target_modules": ["query"]})
+        async with learner_in(tmp_path, config=config):
             pytest.fail("it started")
 
-    with pytest.raises(error, match=complaint) as caught:
+    with pytest.raises(ConfigError, match=r"learner\.target_modules: ") as caught:
         trio.run(main)
-    assert fix in caught.value.fix
+    assert "q_proj" in caught.value.fix
     assert "Traceback" not in str(caught.value)
