@@ -61,9 +61,10 @@ def main() -> None:
                     raise SystemExit(DEVICE_LOST)
                 if garbage == "unasked":
                     pipe.send(Activated(version=7))
+                version = 2 if garbage == "version" else 1
                 for order in command.orders:
                     answer = completion(garbage, order.job.sampling.max_new_tokens)
-                    pipe.send(Done(number=order.number, version=1, completion=answer))
+                    pipe.send(Done(number=order.number, version=version, completion=answer))
 
 
 if __name__ == "__main__":

@@ -141,6 +141,7 @@ def test_an_engine_that_says_what_none_says_is_replaced(
         "tokens": "tokens outside the vocabulary",
         "numbers": "log-probabilities that are missing or not finite",
         "length": "9 tokens, where 1 to 8",
+        "version": "version 2, where 1 was asked for",
         "bytes": "2 bytes that are no",
         "unasked": "sent Activated, which nobody asked for",
     }

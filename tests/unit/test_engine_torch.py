@@ -132,6 +132,17 @@ def test_the_context_is_never_exceeded(engine: Driver, base: Path, adapters: lis
         engine.generate([Job([5] * CONTEXT, 1, 0, sampling)])
 
 
+def test_a_job_of_a_version_that_has_gone_is_refused(engine: Driver, adapters: list[Path]) -> None:
+    (job,) = jobs(1)
+    with pytest.raises(EngineError, match="version 2 is not here"):
+        engine.submit(1, job, 2)
+    engine.activate(2, adapters[1])
+    engine.release(1)
+    with pytest.raises(EngineError, match="version 1 is not here"):
+        engine.submit(1, job, 1)
+    assert engine.running == 0
+
+
 def test_versions_do_not_drift(engine: Driver, adapters: list[Path]) -> None:
     work = jobs(8)
     first = engine.generate(work)

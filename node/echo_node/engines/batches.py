@@ -86,6 +86,10 @@ class Batches:
         batch = self._batch_of.get(number)
         return None if batch is None else batch.jobs[number]
 
+    def version(self, number: int) -> int:
+        """The version that a job which the process has must be answered by."""
+        return self._batch_of[number].version
+
     def settle(self, done: Done) -> None:
         """A job that the process had is answered."""
         batch = self._batch_of.pop(done.number)

@@ -183,6 +183,9 @@ class Link:
         if job is None:
             return  # it was dropped meanwhile
         fault = fault_in_completion(job, answer, vocab_size=self._vocab_size)
+        asked = self._batches.version(done.number)
+        if done.version != asked:
+            fault = f"version {done.version}, where {asked} was asked for"
         if fault:
             raise ProcessError(f"the engine answered with {fault}.")
         self._finished += len(answer.tokens) - sum(end - start for start, end in answer.observed)
