@@ -16,23 +16,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import trio
 from msgspec.structs import replace
 
-from echo_node.console import open_console
 from echo_node.engines.base import Completion, EngineInfo, Job
 from echo_node.engines.remote import RemoteEngine
-from echo_node.limits.book import Book
-from echo_node.paths import node_folder
-from echo_node.start import JoinOptions, join
-from echo_p2p.errors import EchoError
-from echo_p2p.nursery import open_nursery
+from echo_node.stand_in import add_arguments, join_with, opened
 
 WAYS = ("edited", "hand-written", "greedy", "stale", "reseeded")
 _SUM = re.compile(r"(\d+)( ?)\+ ?(\d+) ?=$")
@@ -106,40 +100,18 @@ def _edited(job: Job, answer: Completion) -> Completion:
     return replace(answer, tokens=[min(others), *answer.tokens[1:]])
 
 
-@asynccontextmanager
-async def open_cheat(way: str, honest: int, **parts: Any) -> AsyncIterator[RemoteEngine]:
+def open_cheat(way: str, honest: int, **parts: Any) -> AbstractAsyncContextManager[RemoteEngine]:
     """A cheat's engine in the place of `engines.remote.open_engine`."""
-    engine = Cheat(way, honest, **parts)
-    async with open_nursery() as nursery:
-        nursery.start_soon(engine.run)
-        yield engine
-        nursery.cancel_scope.cancel()
+    return opened(Cheat(way, honest, **parts))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m echo_node.cheat", description=__doc__)
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("--honest", type=int, default=0, help="answers to give honestly at first")
-    parser.add_argument("--bootstrap")
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0")
-    parser.add_argument("--threads", type=int, default=1)
+    add_arguments(parser)
     asked = parser.parse_args()
-    options = JoinOptions(
-        folder=node_folder(asked.data_dir),
-        bootstrap=asked.bootstrap,
-        listen=(asked.listen,),
-        book=Book().changed({"cpu_threads": str(asked.threads), "priority": "normal"}, "flag"),
-        until_eof=True,
-    )
-    engine: Callable[..., Any] = partial(open_cheat, asked.way, asked.honest)
-    try:
-        with open_console(json_lines=True) as report:
-            code = trio.run(partial(join, options, report, open_engine=engine))
-    except EchoError as error:
-        print(f"cheat: {error}", file=sys.stderr)
-        code = error.exit_code
-    sys.exit(code)
+    sys.exit(join_with(partial(open_cheat, asked.way, asked.honest), asked, "cheat"))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 from test_front import Node as FrontNode
 from test_front import World, config
 
-from echo_hub.activating import Activating
+from echo_hub.activating import Activating, ActivationNow
+from echo_hub.api.placing import activation_facts
+from echo_hub.commands.throttled import Throttle
 from echo_hub.config.activation import ActivationSection
 from echo_hub.endpoints import Greeted
 from echo_hub.ledger.ledger import Ledger
@@ -26,6 +29,7 @@ from echo_hub.planner.roster import Roster, name_of, watts_of
 from echo_hub.planner.scaling import Scaling, more_nodes
 from echo_hub.planner.system import Node, Run
 from echo_hub.rollouts.front import Front
+from echo_p2p.errors import ConfigError
 from echo_p2p.identity import peer_id_of
 from echo_p2p.nursery import open_nursery
 from echo_p2p.wire import LeaseRequest
@@ -442,3 +446,40 @@ def test_wrong_prices_change_nothing(tmp_path: Path) -> None:
         assert (shell.now().trouble, shell._prices) == ("", {})
 
     world.run(body)
+
+
+@pytest.mark.parametrize(
+    ("missing", "mode", "words"),
+    [
+        ("", "on", "1 of 2 nodes work: 2 rollouts/s of 4 needed."),
+        ("", "advise", "1 of 2 nodes would be enough: 2 rollouts/s of 4 needed."),
+        ("rate", "on", "Missing: about 3 more nodes like these."),
+        ("latency", "on", "a version's way round takes too long. Missing: more staleness"),
+    ],
+)
+def test_what_is_missing_is_said(missing: str, mode: str, words: str) -> None:
+    here, away = key(1), key(2)
+    places = [
+        place(name_of(here), active=True, price=0.0),
+        place(name_of(away), active=False, price=2.0),
+    ]
+    told = replace(decision(missing), active=frozenset({name_of(here)}))
+    facts = activation_facts(ActivationNow(mode, told, places))  # type: ignore[arg-type]
+    assert facts is not None
+    assert words in facts.sentence
+    assert (facts.active, facts.standby, facts.missing) == (1, 1, missing)
+    assert [(one.node, one.state, one.price) for one in facts.nodes] == [
+        (peer_id_of(here), "working", 0.0),
+        (peer_id_of(away), "standby", 2.0),
+    ]
+    assert activation_facts(ActivationNow("on", None, [])) is None
+
+
+def test_a_throttle_is_what_was_ordered_or_is_refused() -> None:
+    ordered = Throttle.parse("3:4,2")
+    assert [node.rate for node in ordered.nodes()] == [2.0, 4.0]
+    assert ordered.program(1) == ("echo_node.throttle", "2", "8")
+    assert Throttle.parse("learner").nodes()[0].rate == 8.0
+    for wrong in ("", "3", "3:", "0:1", "3:nan", "3:1,,2", "x:1", "3:1e9"):
+        with pytest.raises(ConfigError, match="--throttle"):
+            Throttle.parse(wrong)

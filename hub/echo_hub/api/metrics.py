@@ -143,6 +143,7 @@ class HubCollector(Collector):
         states = {
             "in_session": one.counts.nodes_in_session,
             "working": one.counts.nodes_working,
+            "standby": one.counts.nodes_standby,
             "banned": one.counts.nodes_banned,
             "known": one.counts.nodes_known,
         }

@@ -214,6 +214,7 @@ def _counts(view: View, snapshot: FrontSnapshot) -> models.Counts:
         not_audited=snapshot.not_audited,
         nodes_in_session=len(view.in_session()),
         nodes_working=snapshot.working,
+        nodes_standby=view.front.roster.on_standby,
         nodes_banned=len(snapshot.banned),
         nodes_known=snapshot.known,
     )

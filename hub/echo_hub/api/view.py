@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import trio
 from sqlalchemy import Connection
 
+from echo_hub.activating import ActivationNow
 from echo_hub.api.errors import missing
 from echo_hub.config import RunConfig
 from echo_hub.control.actions import Any as AnyAction
@@ -151,6 +152,7 @@ class View:
     do: Callable[[AnyAction], Awaitable[str]]
     reader: Reader
     prompts: Prompts
+    activation: Callable[[], ActivationNow | None] = lambda: None
     clock: Callable[[], float] = time.time
     samples: Samples = field(default_factory=Samples)
     _tokenizer: Tokenizer | None = None
@@ -200,4 +202,5 @@ def view_of(hub: Hub, folder: RunFolder) -> View:
         do=hub.controls.do,
         reader=Reader(folder.ledger),
         prompts=hub.scorers.prompts,
+        activation=hub.activating.now,
     )

@@ -108,6 +108,14 @@ def demo(
     task: Annotated[
         str | None, typer.Option(help="Another task, like file:my_task.py. [default: the model's]")
     ] = None,
+    throttle: Annotated[
+        str | None,
+        typer.Option(
+            help="Nodes and learner of a given speed: generation or learner (which of them is the "
+            "limit), or seconds of an update and of a group at each node, like 3:4,4,2. The "
+            "summary compares the capacity model with what was measured."
+        ),
+    ] = None,
     json_output: Json = False,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the run's folder and the nodes' logs here.")
@@ -118,9 +126,11 @@ def demo(
 ) -> None:
     """A hub and a few nodes on this machine: watch a policy learn, then a summary."""
     from echo_hub.commands.demo import DemoOptions, check_rise, run_demo
+    from echo_hub.commands.throttled import Throttle
 
+    slowed = None if throttle is None else Throttle.parse(throttle)
     options = DemoOptions(
-        nodes=nodes,
+        nodes=nodes if slowed is None else len(slowed.group_s),
         cheaters=cheaters,
         updates=updates,
         mode=mode,
@@ -129,13 +139,15 @@ def demo(
         model=model,
         adapter=adapter,
         task=task,
+        throttle=slowed,
         keep=keep,
         picture=picture,
     )
     summary: dict[str, Any] = run_demo(options, live=not json_output)
     if json_output:
         typer.echo(json.dumps(summary))
-    check_rise(summary, model, task)
+    if slowed is None:  # it is not there to learn much
+        check_rise(summary, model, task)
 
 
 @app.command()

@@ -29,6 +29,7 @@ from echo_hub.commands.live import save_picture, show_progress
 from echo_hub.commands.presets import MODELS, SMALL_BASES, Model, preset
 from echo_hub.commands.setup_run import write_bootstrap
 from echo_hub.commands.template import render_config
+from echo_hub.commands.throttled import Throttle, compared, throttled
 from echo_hub.local_nodes import JOIN, free_ports, on_loopback, run_node
 from echo_hub.paths import RunFolder
 from echo_hub.publish.spread import sentence_of, summary_of
@@ -65,6 +66,8 @@ class DemoOptions:
     """`none` trains all weights."""
     task: str | None = None
     """`task.name`; None: the preset's."""
+    throttle: Throttle | None = None
+    """Nodes and learner of a speed to order."""
     keep: Path | None = None
     picture: Path | None = None
 
@@ -154,6 +157,8 @@ def _configure(options: DemoOptions, folder: RunFolder, ports: tuple[int, int]) 
         },
         "network": on_loopback(ports),
     }
+    if options.throttle is not None:
+        throttled(overrides, options.throttle)
     if options.task is not None:
         overrides["task"] = {"name": options.task}
     if options.model != "addmix3":
@@ -228,8 +233,10 @@ async def _demo(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str
         for number in range(options.nodes)
     ]
     async with open_hub(config, folder) as hub, open_nursery() as nodes:
+        if options.throttle is not None:
+            hub.learner.least_update_s = options.throttle.train_s
         for number, tally in enumerate(tallies):
-            nodes.start_soon(_node, folder, number, tally)
+            nodes.start_soon(_node, folder, number, tally, options.throttle)
         async with show_progress(hub, live=live), open_nursery() as watch:
             watch.start_soon(_fail_if_paused, hub)
             await hub.run(trio.Event())
@@ -238,7 +245,10 @@ async def _demo(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str
             save_picture(hub, options.picture)
         await hub.goodbye()
         nodes.cancel_scope.deadline = trio.current_time() + _NODE_GOODBYE_S
-    return _summary(hub, tallies, time.monotonic() - started)
+    summary = _summary(hub, tallies, time.monotonic() - started)
+    if options.throttle is not None:
+        summary |= compared(options.throttle, hub)
+    return summary
 
 
 async def _fail_if_paused(hub: Hub) -> None:
@@ -248,9 +258,11 @@ async def _fail_if_paused(hub: Hub) -> None:
     raise RunFailedError(f"the demo's run paused: {hub.loop.guarding.pause.why}")
 
 
-async def _node(folder: RunFolder, number: int, tally: NodeTally) -> None:
-    """One `echo-node join` process, or one that cheats; its events are read."""
-    program: Sequence[str] = JOIN
+async def _node(
+    folder: RunFolder, number: int, tally: NodeTally, throttle: Throttle | None
+) -> None:
+    """One `echo-node join` process, or one that cheats or is slowed down; its events are read."""
+    program: Sequence[str] = JOIN if throttle is None else throttle.program(number)
     if tally.cheats:
         program = ("echo_node.cheat", tally.cheats, "--honest", str(_HONEST_AT_FIRST))
     await run_node(folder, number, partial(_note, tally), program=program)

@@ -77,6 +77,8 @@ class Learner:
         self._auditing = trio.Lock()  # one audit at most stands before an update
         self._audits: deque[_Waiting] = deque()
         self.spent = Spent()
+        self.least_update_s = 0.0
+        """An update takes so long at least: the learner is busy until then (`demo --throttle`)."""
         self.version = started.version
         self.trainable = started.trainable
         self.batch = started.batch
@@ -146,6 +148,8 @@ class Learner:
         async with self._lock:
             started = trio.current_time()
             answer = await self._life.call(command, self.version, deadline_s=deadline_s)
+            if isinstance(answer, Trained) and isinstance(command, Train):
+                await trio.sleep_until(started + self.least_update_s)
             self._note(command, trio.current_time() - started)
             if isinstance(answer, Trained):
                 self.version = answer.version

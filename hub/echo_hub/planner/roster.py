@@ -174,6 +174,13 @@ class Roster:
         return max(1, min(asked, self._limit(node)))
 
     @property
+    def on_standby(self) -> int:
+        """Nodes that may have no work now."""
+        if self.mode != "on" or self._active is None:
+            return 0
+        return len(self._there - self._active)
+
+    @property
     def decision(self) -> Decision | None:
         """The last one."""
         return self._decision

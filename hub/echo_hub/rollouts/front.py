@@ -18,7 +18,7 @@ import logging
 import random
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -68,6 +68,7 @@ AUDITS_AT_ONCE = 16
 _UNASKED_PATIENCE_S = 30.0  # if no lease of it is out
 _TICK_S = 1.0
 _MOST_FAILED_REPLIES = 3  # to one prompt
+_TIMES_KEPT = 64
 
 
 log = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ class Front:
         self._checking = 0
         self._training = 0
         self._changed = trio.Event()
+        self._received_at: dict[int, float] = {}
         self._to_check, self._received = trio.open_memory_channel[Group](float("inf"))
         self._in_order = InOrder[Assessed]()
         self._keeper = Keeper(
@@ -174,6 +176,8 @@ class Front:
             on_failed=self._reply_failed,
         )
         self._dialogues.recover(recovered.dialogues)
+        self.check_times: deque[float] = deque(maxlen=_TIMES_KEPT)
+        """Seconds from receipt to the buffer, of the last groups that came to it."""
         self._failed_replies: Counter[tuple[Split, int]] = Counter()
         self._intake = Intake(
             run_id=config.run.id,
@@ -311,6 +315,7 @@ class Front:
     # --- groups are checked -------------------------------------------------------------------
 
     def _check_later(self, group: Group) -> None:
+        self._received_at[group.group_id] = trio.current_time()
         self._checking += group.lease.split == "train"
         self._in_order.enter(group.lease.node, group.group_id)
         self._to_check.send_nowait(group)
@@ -321,6 +326,8 @@ class Front:
             self._in_order.decide(group.group_id, await self._assessor.assess(group))
             while (ready := self._in_order.take(node)) is not None:
                 await self._settle(ready)
+                received = self._received_at.pop(ready.group.group_id)
+                self.check_times.append(trio.current_time() - received)
                 await self._dialogues.forget(ready.group.lease.lease_id)
                 self._in_order.done(node)
                 self._checking -= ready.group.lease.split == "train"

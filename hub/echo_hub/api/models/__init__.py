@@ -19,10 +19,12 @@ from echo_hub.api.models.base import (
     Session,
 )
 from echo_hub.api.models.history import (
+    ActivationFacts,
     Comparison,
     EventFacts,
     EventPage,
     Metrics,
+    PlacedNode,
     PlannerFacts,
     Series,
     SeriesPage,
@@ -61,6 +63,7 @@ from echo_hub.api.models.run import (
 )
 
 __all__ = [
+    "ActivationFacts",
     "Alert",
     "Annotation",
     "AuditFacts",
@@ -89,6 +92,7 @@ __all__ = [
     "PauseRequest",
     "Paused",
     "PeerId",
+    "PlacedNode",
     "PlannerFacts",
     "Problem",
     "PublicNode",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from echo_hub.api.models.base import Model
 from echo_hub.api.models.run import HeldOut, SpreadFacts
@@ -75,6 +75,43 @@ class Comparison(Model):
     measured: float | None
 
 
+class PlacedNode(Model):
+    """A node as the controller sees it. Rates in rollouts a second, at full load; times in s."""
+
+    node: str
+    state: Literal["working", "trial", "standby", "too slow"]
+    rate: float
+    price: float
+    """Money an hour; 0 of a volunteer."""
+    since_s: float | None
+    """How long it has been so."""
+    turn_s: float | None
+    """Until a volunteer on standby may expect its turn."""
+
+
+class ActivationFacts(Model):
+    """Who works and who is on standby, by the controller. With `advise`, all work in truth."""
+
+    mode: Literal["advise", "on", "off"]
+    sentence: str
+    needed: float
+    wanted: float
+    rate: float
+    active: int
+    standby: int
+    on_trial: int
+    money: float
+    missing: Literal["", "rate", "latency"]
+    wish: str
+    """What the operator's tools were asked for last; empty if nothing was."""
+    wished_at: float | None
+    outcome: str
+    trouble: str
+    """What is wrong with the file of prices."""
+    nodes: list[PlacedNode]
+    """The first ones."""
+
+
 class PlannerFacts(Model):
     """The capacity rule with what is measured now, beside what happens. docs/planning.md."""
 
@@ -85,6 +122,7 @@ class PlannerFacts(Model):
     """Nodes of the measured mean rate that would keep the learner busy."""
     limit: str
     compared: list[Comparison]
+    activation: ActivationFacts | None = None
 
 
 class EventFacts(Model):

@@ -142,6 +142,8 @@ class Counts(Model):
     not_audited: int
     nodes_in_session: int
     nodes_working: int
+    nodes_standby: int
+    """Kept ready while others work."""
     nodes_banned: int
     nodes_known: int
 

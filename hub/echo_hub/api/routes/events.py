@@ -102,6 +102,16 @@ def sentence_of(kind: str, detail: dict[str, object]) -> str:
             return f"the run goes on from version {get('version')}."
         case "learner_died":
             return f"the learner died: {get('why')}"
+        case "nodes_activated":
+            return (
+                f"{get('started')} nodes were sent to work and {get('stopped')} to standby: "
+                f"{get('active')} work now, {get('standby')} stand by."
+            )
+        case "scale_up" | "scale_down":
+            told = "" if get("told") else " Nobody was told (activation.scale_command is not set)."
+            return f"{kind}: {get('sentence')}{told}"
+        case "scale_failed":
+            return f"{get('wish')} did not get through: {get('why')}"
         case "reply_failed":
             return f"the task could not reply to prompt {get('index')}: {get('why')}"
     return kind.replace("_", " ")

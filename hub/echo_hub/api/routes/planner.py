@@ -8,6 +8,7 @@ from statistics import fmean
 from fastapi import APIRouter
 
 from echo_hub.api import models
+from echo_hub.api.placing import activation_facts
 from echo_hub.api.site import TheView
 from echo_hub.api.view import View
 from echo_hub.planner.capacity import Rule, rule
@@ -26,12 +27,13 @@ _MOST_REJECTED = 0.99
 async def get_planner(view: TheView) -> models.PlannerFacts:
     """What docs/planning.md's closed forms say of the nodes that work now, and what happens."""
     now = view.learner()
-    rates = view.front.rates()
+    activation = activation_facts(view.activation())
+    rates = _rates(view)
     if not now.recent or not rates:
         what = "no update after the first was made yet" if not now.recent else "no node works now"
         return models.PlannerFacts(
             ready=False, sentence=f"Nothing can be compared: {what}.", nodes=len(rates),
-            nodes_needed=None, limit="", compared=[],
+            nodes_needed=None, limit="", compared=[], activation=activation,
         )  # fmt: skip
     run = _run(view, fmean(one.train_s for one in now.recent))
     found = rule(run, [Node(key=str(number), rate=rate) for number, rate in enumerate(rates)])
@@ -44,7 +46,20 @@ async def get_planner(view: TheView) -> models.PlannerFacts:
         nodes_needed=needed,
         limit=found.limit,
         compared=_compared(view, run, found),
+        activation=activation,
     )
+
+
+def _rates(view: View) -> list[float]:
+    """Of the nodes that work: at full load as the controller measures them, or what they gave of
+    late before it does."""
+    now = view.activation()
+    if now is not None:
+        everybody = now.mode != "on"
+        known = [one.speed for one in now.places if one.speed and (one.active or everybody)]
+        if known:
+            return known
+    return view.front.rates()
 
 
 def _run(view: View, train_s: float) -> Run:

@@ -28,9 +28,11 @@ export async function show(root, { signal }) {
 }
 
 function draw(body, facts) {
+  const chosen = facts.activation ? placing(facts.activation) : null;
   if (!facts.ready) {
     fill(
       body,
+      chosen,
       empty(
         facts.sentence || "Not enough was measured yet.",
         "The rule needs a few updates and a published version.",
@@ -76,6 +78,51 @@ function draw(body, facts) {
           "Predicted by the closed rule from the rates and times measured now; measured over the last updates.",
         ),
       ),
+      chosen,
+    ),
+  );
+}
+
+const STATES = {
+  __proto__: null,
+  working: "good",
+  trial: "plain",
+  standby: "plain",
+  "too slow": "warn",
+};
+
+function placing(found) {
+  return card(
+    "Who works",
+    { wide: true },
+    h("p.lead", {}, found.sentence),
+    stats(
+      stat("At work", number(found.active), found.on_trial ? `${found.on_trial} being measured` : ""),
+      stat("On standby", number(found.standby)),
+      stat("Rate", number(found.rate), `of ${number(found.needed)} needed, rollouts/s`),
+      stat("Money", number(found.money), "an hour"),
+    ),
+    pill(found.missing ? "warn" : "good", found.missing ? `missing: ${found.missing}` : "enough"),
+    found.wish ? h("p", {}, `Asked for ${found.wish} ${found.outcome}`) : null,
+    found.trouble ? h("p.off", {}, found.trouble) : null,
+    table(
+      "Nodes by what they do",
+      ["node", "state", "#rollouts/s", "#price an hour", "#for", "#turn in"],
+      found.nodes.map((one) => [
+        h("a", { href: `#/nodes/${one.node}` }, one.node.slice(-12)),
+        pill(STATES[one.state] ?? "plain", one.state),
+        one.rate ? number(one.rate) : "–",
+        one.price ? number(one.price) : "volunteer",
+        one.since_s === null ? "–" : seconds(one.since_s),
+        one.turn_s === null ? "–" : seconds(one.turn_s),
+      ]),
+    ),
+    h(
+      "p.muted",
+      {},
+      found.mode === "on"
+        ? "The cheapest rates that keep the learner busy work; the others stand by."
+        : "Advice: in truth all nodes work. In run.toml, [activation] mode = \"on\" acts by it.",
     ),
   );
 }
