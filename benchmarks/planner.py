@@ -9,9 +9,13 @@ lease book and paces and takes batches from its own buffer:
 - `cost`: what an update costs with the cheapest set, with everything active, and co-located;
 - `churn`: 5 % of the nodes leave a minute, half the fleet leaves, links slow down by 10, the
   learner by 3: when the learner's idle share is under 5 % again, and how often nodes are switched;
-- `decision`: CPU time of a decision over 10,000 nodes.
+- `decision`: CPU time of a decision over 10,000 nodes;
+- `live`: predicted against measured idle fraction of real runs (`echo-hub demo --throttle`), whose
+  groups and updates take given times, in six settings (a minute each);
+- `staleness`: reward and utilisation of real runs by S (a minute or two each).
 
     python benchmarks/planner.py [model threshold cost churn decision] [--fleets N] [--json]
+    python benchmarks/planner.py live staleness [--only 0,1,...]
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+from planner_live import check_live, check_staleness
 
 from echo_hub.planner.activation import Activation, Rules
 from echo_hub.planner.capacity import rate_needed, rule
@@ -333,16 +339,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checks", nargs="*", help="which; all if none is named")
     parser.add_argument("--fleets", type=int, default=200)
+    parser.add_argument("--only", default="", help="numbers of the live settings, like 0,1,2")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    only = [int(number) for number in options.only.split(",") if number]
     checks: dict[str, Callable[[], Facts]] = {
         "model": lambda: check_model(options.fleets),
         "threshold": lambda: check_threshold(max(5, options.fleets // 10)),
         "cost": check_cost,
         "churn": check_churn,
         "decision": check_decision,
+        "live": lambda: check_live(only),
+        "staleness": lambda: check_staleness(only),
     }
-    for name in options.checks or checks:
+    for name in options.checks or [name for name in checks if name not in ("live", "staleness")]:
         facts = checks[name]()
         if options.json:
             print(json.dumps({name: facts}))

@@ -477,9 +477,9 @@ def test_what_is_missing_is_said(missing: str, mode: str, words: str) -> None:
 
 def test_a_throttle_is_what_was_ordered_or_is_refused() -> None:
     ordered = Throttle.parse("3:4,2")
-    assert [node.rate for node in ordered.nodes()] == [2.0, 4.0]
-    assert ordered.program(1) == ("echo_node.throttle", "2", "8")
-    assert Throttle.parse("learner").nodes()[0].rate == 8.0
+    assert [node.rate for node in ordered.nodes()] == [4.0, 8.0]
+    assert ordered.program(1) == ("echo_node.throttle", "2", "16")
+    assert Throttle.parse("learner").nodes()[0].rate == 16.0
     for wrong in ("", "3", "3:", "0:1", "3:nan", "3:1,,2", "x:1", "3:1e9"):
         with pytest.raises(ConfigError, match="--throttle"):
             Throttle.parse(wrong)

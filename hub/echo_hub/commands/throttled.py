@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GROUPS, GROUP_SIZE = 8, 8
 _AT_FIRST = 4
 """Updates in which nodes still join, are audited and find their step: left out."""
-_REGIMES = {"generation": (3.0, (4.0, 4.0, 4.0)), "learner": (3.0, (1.0, 1.0, 1.0))}
+_REGIMES = {"generation": (2.0, (3.0, 3.0, 3.0)), "learner": (2.0, (1.0, 1.0, 1.0))}
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Throttle:
 
     train_s: float
     group_s: Sequence[float]
-    at_a_time: int = 1
+    at_a_time: int = 2
 
     @classmethod
     def parse(cls, text: str) -> Throttle:
