@@ -29,6 +29,7 @@ from probed_hub import RUN_ID, describe, probed_hub
 
 from echo_node.clock import complaint
 from echo_node.door import enter, why_unreachable
+from echo_node.engines.patience import open_log
 from echo_node.hub import Hub
 from echo_node.planner import UNPLANNED, Planner, Unplanned
 from echo_p2p import versions
@@ -130,6 +131,30 @@ def test_a_disk_that_is_full_before_the_first_byte(tmp_path: Path) -> None:
             store.begin(artifact).__enter__()
         assert "Free some disk space." in caught.value.fix
         store.begin(artifact).__enter__()  # and with room it begins
+
+
+def test_join_on_a_disk_that_takes_nothing_more_is_a_sentence(tmp_path: Path) -> None:
+    with files_of_at_most(0):
+        done = subprocess.run(
+            [*COMMAND], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
+            env={**environment(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},  # it would be cut off
+            check=False, restore_signals=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert "Free some disk space, or name another folder" in done.stdout.decode()
+    assert "Traceback" not in done.stdout.decode()
+
+
+def test_an_engine_s_log_that_cannot_be_written_keeps_nobody_from_work(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_log(tmp_path / "logs" / "engine.log") as write:
+        write("first")
+        with files_of_at_most(6):
+            write("second")
+            write("third")
+    assert (tmp_path / "logs" / "engine.log").read_text() == "first\n"
+    assert caplog.text.count("cannot be written") == 1
 
 
 # --- the way to the hub -------------------------------------------------------------------------

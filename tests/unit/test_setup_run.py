@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,11 @@ def test_any_hosts_make_a_file_that_a_node_accepts(tmp_path: Path, hosts: tuple[
     assert len(entry.addresses) == len(set(entry.addresses)) == 4
 
 
+def test_a_file_for_volunteers_may_expire(tmp_path: Path) -> None:
+    end = datetime(2200, 1, 1, tzinfo=UTC)
+    assert load_toml(init(tmp_path / "run", expires=end).bootstrap, Bootstrap).expires == end
+
+
 def test_a_host_with_ipv6_listens_there(tmp_path: Path) -> None:
     network = load_config(init(tmp_path / "run", hosts=("2001:db8::7",)).config).network
     assert network.listen == ("/ip4/0.0.0.0/tcp/42420", "/ip6/::/tcp/42420")
@@ -111,6 +117,7 @@ def test_a_language_model_gets_a_built_in_task(
         ({"hosts": ("0.0.0.0",)}, "is no host name"),
         ({"hosts": ("fe80::1%eth0",)}, "is no host name"),
         ({"hosts": ("",)}, "is no host name"),
+        ({"expires": datetime(2020, 1, 1, tzinfo=UTC)}, "--expires 2020-01-01 is over"),
         ({"hosts": tuple(f"h{n}.example" for n in range(500))}, r"addresses: .* at most"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +36,14 @@ def init(
     port: Annotated[int, typer.Option(min=1, max=65534, help="TCP port; the next one too.")] = (
         42420
     ),
+    expires: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d"],
+            help="Day (UTC) from which volunteers are asked for a newer bootstrap_peers.toml.",
+            show_default="never",
+        ),
+    ] = None,
     local_demo: Annotated[
         bool, typer.Option(help="The packaged local network: loopback only, a public key.")
     ] = False,
@@ -51,6 +60,7 @@ def init(
             port=port,
             local_demo=local_demo,
             task=task,
+            expires=None if expires is None else expires.replace(tzinfo=UTC),
         )
     typer.echo(f"run folder   {made.root}")
     typer.echo(f"settings     {made.config}")

@@ -9,6 +9,7 @@ asked to be kept.
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 import signal
 import sys
@@ -237,6 +238,8 @@ async def _demo(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str
             hub.learner.least_update_s = options.throttle.train_s
         for number, tally in enumerate(tallies):
             nodes.start_soon(_node, folder, number, tally, options.throttle)
+        join = shlex.join(["echo-node", "join", "--bootstrap", str(folder.bootstrap)])
+        print(f"Join from another terminal: {join}", file=sys.stderr)
         async with show_progress(hub, live=live), open_nursery() as watch:
             watch.start_soon(_fail_if_paused, hub)
             await hub.run(trio.Event())

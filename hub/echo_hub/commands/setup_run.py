@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def init_run(
     port: int,
     local_demo: bool,
     task: str | None = None,
+    expires: datetime | None = None,
 ) -> RunFolder:
     """Make identity, run.toml and bootstrap_peers.toml in a new or empty folder.
 
@@ -51,7 +53,13 @@ def init_run(
         port: the hub's TCP port; the directory takes the next one.
         local_demo: the packaged local network: its published key and run id, loopback only.
         task: a built-in task for a language model; the small bases have their own.
+        expires: when volunteers need a newer bootstrap file.
     """
+    if expires is not None and expires <= datetime.now(UTC):
+        raise ConfigError(
+            f"--expires {expires:%Y-%m-%d} is over: nobody could join.",
+            fix="Name a day to come.",
+        )
     if model not in MODELS:
         raise ConfigError(f"there is no model {model!r}.", fix=f"Choose from: {', '.join(MODELS)}.")
     if local_demo and hosts:
@@ -82,7 +90,9 @@ def init_run(
     try:
         _check_place(made.root)
         with whole_folder(made.root, replace=False) as draft:
-            _fill(RunFolder(draft), config, model, hosts, port, local_demo=local_demo)
+            _fill(
+                RunFolder(draft), config, model, hosts, port, local_demo=local_demo, expires=expires
+            )
     except OSError as error:
         raise ConfigError(
             f"cannot make the folder {made.root}: {(error.strerror or str(error)).lower()}.",
@@ -108,13 +118,14 @@ def _fill(
     port: int,
     *,
     local_demo: bool,
+    expires: datetime | None,
 ) -> None:
     identity = Identity.from_seed(DEMO_IDENTITY_SEED) if local_demo else Identity.create()
     identity.save(draft.identity)
     if local_demo:  # the packaged bootstrap file names this directory peer
         Identity.from_seed(DEMO_DIRECTORY_SEED).save(draft.directory_key)
     draft.config.write_text(render_config(config), encoding="utf-8")
-    write_bootstrap(draft, config, hub_id=identity.peer_id, hosts=hosts, port=port)
+    write_bootstrap(draft, config, hub_id=identity.peer_id, hosts=hosts, port=port, expires=expires)
     if model == "smollm2":
         from echo_hub.models.smollm2 import make_smollm2
 
@@ -126,7 +137,13 @@ def _fill(
 
 
 def write_bootstrap(
-    folder: RunFolder, config: RunConfig, *, hub_id: str, hosts: Sequence[str], port: int
+    folder: RunFolder,
+    config: RunConfig,
+    *,
+    hub_id: str,
+    hosts: Sequence[str],
+    port: int,
+    expires: datetime | None = None,
 ) -> None:
     """Write the file that volunteers join with."""
     directory_id = ensure_directory_identity(folder.directory_key)
@@ -140,6 +157,7 @@ def write_bootstrap(
             hub_key=hub_id,
             addresses=addresses,
             note=note,
+            expires=expires,
         ),
         encoding="utf-8",
     )

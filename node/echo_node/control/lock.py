@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from echo_node.paths import NodeFolder
-from echo_p2p.errors import AlreadyRunningError, ConfigError, NotRunningError
+from echo_p2p.errors import AlreadyRunningError, ConfigError, FolderError, NotRunningError
 
 MOST_PATH_BYTES = 100  # 104 with its end on macOS, 108 on Linux
 
@@ -50,12 +50,22 @@ def running_here(folder: NodeFolder) -> Iterator[Holder]:
         if path.parent != folder.root:
             _own_folder(path.parent)
         holder = Holder(os.getpid(), str(path))
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, msgspec.json.encode(holder), 0)
+        _write(descriptor, holder, folder.lock)
         yield holder
         os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
+
+
+def _write(descriptor: int, holder: Holder, path: Path) -> None:
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, msgspec.json.encode(holder), 0)
+    except OSError as error:
+        raise FolderError(
+            f"cannot write {path}: {(error.strerror or str(error)).lower()}.",
+            fix="Free some disk space, or name another folder with --data-dir.",
+        ) from error
 
 
 def refuse_running(folder: NodeFolder) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+
+log = logging.getLogger(__name__)
 
 MAX_FAILURES = 5
 """Processes that may fail in a row before the engine is given up."""
@@ -42,8 +46,25 @@ def load_deadline_s(base: Path) -> float:
     return START_S + size / _SLOWEST_READ_BYTES_PER_S
 
 
-def open_log(path: Path) -> TextIO:
-    """Where an engine's processes write; begun anew when it is large."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    large = path.exists() and path.stat().st_size > _MAX_LOG_BYTES
-    return path.open("w" if large else "a", buffering=1, encoding="utf-8", errors="replace")
+@contextmanager
+def open_log(path: Path) -> Iterator[Callable[[str], None]]:
+    """What writes a line that an engine's process said; a large log is begun anew.
+
+    Where that cannot be written (a full disk) it is said once, and the node goes on.
+    """
+    writes = True
+
+    def write(line: str) -> None:
+        nonlocal writes
+        if not writes:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            large = path.exists() and path.stat().st_size > _MAX_LOG_BYTES
+            with path.open("w" if large else "a", encoding="utf-8", errors="replace") as file:
+                print(line, file=file)
+        except OSError as error:
+            writes = False
+            log.warning("the engine's log %s cannot be written: %s", path, error.strerror)
+
+    yield write

@@ -14,7 +14,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TextIO, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 import trio
@@ -221,10 +221,10 @@ class RemoteEngine(Link):
     async def run(self) -> None:
         """Keep a process running until cancelled; EngineError if none stays alive."""
         failures = 0
-        with open_log(self._log_path) as file:
+        with open_log(self._log_path) as write:
             while True:
                 await self._notice.until(self._is_wanted)
-                failure = await self._run_one(file)
+                failure = await self._run_one(write)
                 if failure is None:
                     continue
                 failures = 1 if self._answered else failures + 1
@@ -240,7 +240,7 @@ class RemoteEngine(Link):
     def _is_wanted(self) -> bool:
         return not self._suspended and bool(self._early or self._question or self._batches)
 
-    async def _run_one(self, file: TextIO) -> ProcessError | None:
+    async def _run_one(self, write: Callable[[str], None]) -> ProcessError | None:
         """Run one process until it fails; None: it was ended, since it is not wanted now."""
         self._answered = False
         self._outgoing.clear()
@@ -249,7 +249,7 @@ class RemoteEngine(Link):
             ENGINE_MODULE,
             name="the engine",
             env={"TRANSFORMERS_VERBOSITY": "error"},
-            stderr_line=lambda line: print(line, file=file),
+            stderr_line=write,
         ) as child:
             self._child = child
             try:
