@@ -22,9 +22,8 @@ from echo_hub.config import RunConfig
 from echo_hub.ledger.ledger import Ledger
 from echo_hub.planner.activation import Decision, Place
 from echo_hub.planner.fleet import known_cards
-from echo_hub.planner.roster import Looked, Mode, name_of, watts_of
+from echo_hub.planner.roster import Looked, Mode, watts_of
 from echo_hub.planner.scaling import Scaling, Wish
-from echo_hub.planner.system import Node
 from echo_hub.publish.dissemination import Dissemination
 from echo_hub.rollouts.checks import Code
 from echo_hub.rollouts.front import Front
@@ -94,6 +93,7 @@ class Activating:
         self._prices: Mapping[bytes, float] = {}
         self._trouble = ""
         self._watts = {name: row.watts for name, row in known_cards().items() if row.watts}
+        self._watts_of: dict[bytes, float] = {}
         self._scaling = Scaling(
             after_s=section.scale_after_s,
             idle_s=section.scale_down_after_s,
@@ -134,33 +134,27 @@ class Activating:
         fault = {Code(code).value for code in _NOT_THEIR_FAULT}
         rejected = sum(n for code, n in counts.rollouts_rejected.items() if code not in fault)
         self._roster.judged(counts.rollouts_accepted, rejected)
-        here = [
-            one.key
-            for one in map(self._greeted, tuple(self._in_session()))
-            if one is not None and not front.is_banned(one.key)
-        ]
-        looked = self._roster.look(here, self._node, self._clock())
+        greeted = [one for one in map(self._greeted, tuple(self._in_session())) if one is not None]
+        for one in greeted:
+            if one.key not in self._watts_of:
+                self._watts_of[one.key] = watts_of(one.engine, self._watts)
+        here = [one.key for one in greeted if not front.is_banned(one.key)]
+        looked = self._roster.look(here, self._traits, self._clock())
         if looked is None:
             return
         if self._roster.mode == "on" and (looked.to_work or looked.to_standby):
             await self._note(looked)
             front.wake()
-        wish = self._scaling.look(looked.decision, self._roster.places(), self._clock())
+        wish = self._scaling.look(looked.decision, self._roster.idle_rented, self._clock())
         if wish is not None:
             await self._make(wish)
 
-    def _node(self, key: bytes, groups: int) -> Node:
-        greeted = self._greeted(peer_id_of(key))
-        return Node(
-            key=name_of(key),
-            rate=0.0,
-            groups=groups,
-            price=self._prices.get(key, 0.0),
-            watts=0.0 if greeted is None else watts_of(greeted.engine, self._watts),
-        )
+    def _traits(self, key: bytes) -> tuple[float, float]:
+        """A node's price and power."""
+        return self._prices.get(key, 0.0), self._watts_of.get(key, 0.0)
 
     async def _note(self, looked: Looked) -> None:
-        decision, standby = looked.decision, len(self._roster.places())
+        decision = looked.decision
         await self._ledger.record_event(
             "nodes_activated",
             to_work=_named(looked.to_work),
@@ -168,7 +162,7 @@ class Activating:
             started=len(looked.to_work),
             stopped=len(looked.to_standby),
             active=len(decision.active),
-            standby=standby - len(decision.active),
+            standby=self._roster.on_standby,
             rate=round(decision.rate, 6),
             needed=round(decision.needed, 6),
             money=round(decision.money, 6),
@@ -190,6 +184,7 @@ class Activating:
             prices = load_toml(self._prices_file, _Prices).prices
             self._prices = {public_key_of(node): price for node, price in prices.items()}
             self._trouble = ""
+            self._roster.repriced()
         except OSError as error:
             self._complain(f"{self._prices_file} cannot be read: {error.strerror}.")
         except (ConfigError, IdentityError) as error:

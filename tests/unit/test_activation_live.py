@@ -38,8 +38,8 @@ RUN = Run(groups=16, group_size=8, train_s=1.0, staleness=3, kappa=2)
 NEEDED = 4.0  # rollouts a second, with an update of 32 s
 
 
-def node_of(key: bytes, groups: int) -> Node:
-    return Node(name_of(key), 0.0, groups=groups, watts=100 + key[0])
+def traits(key: bytes) -> tuple[float, float]:
+    return 0.0, 100.0 + key[0]
 
 
 class Live:
@@ -68,7 +68,7 @@ class Live:
         self.now += seconds
 
     def look(self) -> set[bytes]:
-        self.roster.look(self.here, node_of, self.now)
+        self.roster.look(self.here, traits, self.now)
         return {key for key in self.here if self.roster.allows(key)}
 
 
@@ -78,7 +78,7 @@ def key(number: int) -> bytes:
 
 def test_all_work_until_they_are_measured_and_then_the_thriftiest_that_suffice() -> None:
     live = Live({key(i): 1.0 for i in range(8)}, dwell_s=0, settle_s=0)
-    assert live.roster.look(live.here, node_of, live.now) is None  # T_train is not known
+    assert live.roster.look(live.here, traits, live.now) is None  # T_train is not known
     assert live.look() == live.here
     live.update()
     assert live.look() == live.here  # on trial
@@ -86,7 +86,7 @@ def test_all_work_until_they_are_measured_and_then_the_thriftiest_that_suffice()
     assert (live.roster.decision.on_trial, live.roster.decision.missing) == (8, "")
     live.work(120)
     assert live.look() == {key(i) for i in range(5)}  # 4 rollouts/s and a head-room of .15
-    looked = live.roster.look(live.here, node_of, live.now)
+    looked = live.roster.look(live.here, traits, live.now)
     assert looked is not None
     assert (looked.to_work, looked.to_standby) == (set(), set())
     told = live.roster.standby(key(7), live.now)
@@ -214,6 +214,27 @@ def test_a_card_is_known_by_its_name() -> None:
     assert watts_of("torch 2.13 on cpu", table) == 0
 
 
+def test_ten_thousand_nodes_are_looked_at_in_less_than_they_would_take_one_by_one() -> None:
+    """Work of a look that nothing happened before: no node is made anew, no queue is sorted."""
+    keys = [number.to_bytes(32, "big") for number in range(10_000)]
+    live = Live(dict.fromkeys(keys, 1.0))
+    live.update()
+    made: list[bytes] = []
+
+    def counted(one: bytes) -> tuple[float, float]:
+        made.append(one)
+        return 0.0, 0.0
+
+    live.roster.look(keys, counted, live.now)
+    assert len(made) == 10_000
+    live.roster.asked(keys[3], 2, live.now)
+    live.roster.look(keys, counted, live.now + 1)
+    assert made[10_000:] == [keys[3]]
+    live.roster.repriced()
+    live.roster.look(keys, counted, live.now + 2)
+    assert len(made) == 20_001
+
+
 # --- wishes -----------------------------------------------------------------------------------
 
 
@@ -223,22 +244,21 @@ def place(name: str, *, active: bool, price: float = 1.0, speed: float = 1.0) ->
 
 
 def decision(missing: str = "", rate: float = 2.0, on_trial: int = 0) -> Decision:
-    return Decision(frozenset(), 4.0, rate, 0.0, missing, on_trial=on_trial, wanted=4.6)
+    return Decision(frozenset({"a", "b"}), 4.0, rate, 0.0, missing, on_trial=on_trial, wanted=4.6)
 
 
 def test_more_nodes_are_wished_for_after_a_while_and_not_again_too_soon() -> None:
     scaling = Scaling(after_s=60, idle_s=600, every_s=300)
-    places = [place("a", active=True), place("b", active=True)]
     made = [
         (now, wish)
         for now in range(0, 1000, 10)
-        if (wish := scaling.look(decision("rate"), places, float(now)))
+        if (wish := scaling.look(decision("rate"), [], float(now)))
     ]
     assert [now for now, _ in made] == [60, 360, 660, 960]
     wish = made[0][1]
     assert (wish.wish, wish.nodes, wish.rate_missing) == ("scale_up", 3, pytest.approx(2.6))
     assert "2 rollouts/s are generated and 4 are needed: about 3 more nodes" in wish.sentence
-    assert scaling.look(decision("rate"), places, -5e9) is None  # a clock that steps
+    assert scaling.look(decision("rate"), [], -5e9) is None  # a clock that steps
 
 
 def test_what_no_node_mends_is_no_wish_and_a_gap_begins_again() -> None:
@@ -252,21 +272,17 @@ def test_what_no_node_mends_is_no_wish_and_a_gap_begins_again() -> None:
 
 def test_rented_nodes_that_idle_are_named_and_volunteers_never() -> None:
     scaling = Scaling(after_s=60, idle_s=600, every_s=300)
-    places = [
-        place("works", active=True),
-        place("idles", active=False),
-        place("volunteer", active=False, price=0.0),
-    ]
     made = [
         (now, wish)
         for now in range(0, 700, 10)
-        if (wish := scaling.look(decision(rate=5.0), places, float(now)))
+        if (wish := scaling.look(decision(rate=5.0), ["idles"], float(now)))
     ]
     assert [(now, wish.wish, wish.keys) for now, wish in made] == [(600, "scale_down", ("idles",))]
     for now in range(700, 1500, 10):  # nobody is let go while somebody is tried out
-        assert scaling.look(decision(rate=5.0, on_trial=1), places, float(now)) is None
-    assert more_nodes(1.0, []) == 1
-    assert more_nodes(-1.0, [2.0]) == 1
+        assert scaling.look(decision(rate=5.0, on_trial=1), ["idles"], float(now)) is None
+    assert scaling.look(decision(rate=5.0), [], 1600.0) is None
+    assert more_nodes(replace(decision("rate"), active=frozenset())) == 1
+    assert more_nodes(decision(rate=9.0)) == 1
 
 
 @pytest.mark.parametrize(
@@ -453,7 +469,7 @@ def test_wrong_prices_change_nothing(tmp_path: Path) -> None:
     [
         ("", "on", "1 of 2 nodes work: 2 rollouts/s of 4 needed."),
         ("", "advise", "1 of 2 nodes would be enough: 2 rollouts/s of 4 needed."),
-        ("rate", "on", "Missing: about 3 more nodes like these."),
+        ("rate", "on", "Missing: about 2 more nodes like these."),
         ("latency", "on", "a version's way round takes too long. Missing: more staleness"),
     ],
 )

@@ -52,8 +52,7 @@ def _sentence(now: ActivationNow, decision: Decision) -> str:
     if decision.on_trial and decision.rate < decision.needed:
         return f"{who}: {decision.on_trial} of them are being measured ({have} so far)."
     if decision.missing == "rate":
-        rates = [one.speed for one in now.places if one.active and one.speed > 0]
-        more = more_nodes(decision.wanted - decision.rate, rates)
+        more = more_nodes(decision)
         lacking = f"about {more} more node{'s' if more > 1 else ''} like these"
         return f"All {active} nodes work and are too few: {have}. Missing: {lacking}."
     if decision.missing == "latency":

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from echo_hub.planner.capacity import in_time, rate_needed
+from echo_hub.planner.capacity import longest_group_s, rate_needed
 from echo_hub.planner.cover import cheapest_set
 from echo_hub.planner.estimators import Elapsed, Level, Rate
 from echo_hub.planner.system import Node, Run, broadcast_s
@@ -100,6 +100,11 @@ class _Member:
     """When it was last switched."""
     met: bool = False
     """Its rate is what is measured, and nothing before."""
+    measured: float | None = None
+    on_trial: bool = False
+    """`met`, and not measured yet."""
+    able: bool = False
+    """It could answer in time, when that was last looked at."""
     speed: float = 0.0
     """Rollouts a second, as measured, or as it was announced before anything was."""
     cost: float = field(init=False)
@@ -108,9 +113,15 @@ class _Member:
     def __post_init__(self) -> None:
         self.cost = hourly(self.node)
 
-    @property
-    def on_trial(self) -> bool:
-        return self.met and self.rate.value is None
+    def worked(self, rollouts: int, busy_s: float, share: float) -> None:
+        """It handed in rollouts."""
+        self.rate.add(rollouts, busy_s, share)
+        self.measured = self.rate.value
+        self.on_trial = self.met and self.measured is None
+
+    def begin_anew(self) -> None:
+        """Nothing is known of its rate any more."""
+        self.rate, self.measured, self.on_trial = Rate(), None, self.met
 
 
 class Activation:
@@ -129,6 +140,7 @@ class Activation:
         self._between = Elapsed()
         self._idle: deque[tuple[float, float]] = deque(maxlen=4)
         self._able: list[_Member] = []
+        self._turns: dict[str, int] | None = None
         self._extra = 1.0
         self._extra_at = self._cheaper_since = -math.inf
 
@@ -138,7 +150,7 @@ class Activation:
         """A node of unknown rate may come; or one that is known has another price or link now."""
         member = self._members.get(node.key)
         if member is None:
-            self._members[node.key] = _Member(node, met=True)
+            self._members[node.key] = _Member(node, met=True, on_trial=True)
             while len(self._members) > _MOST_NODES:
                 gone = next((key for key, one in self._members.items() if not one.present), None)
                 if gone is None:
@@ -165,7 +177,7 @@ class Activation:
         """A node handed in rollouts, `busy_s` of work after it had anything to do or handed in the
         last ones; it had `share` of what it can work on at a time."""
         if key in self._members:
-            self._members[key].rate.add(rollouts, busy_s, share)
+            self._members[key].worked(rollouts, busy_s, share)
 
     def failed(self, share: float) -> None:
         """This share of what is handed in is rejected, of late."""
@@ -198,14 +210,21 @@ class Activation:
         """Look at everything again."""
         self._clock += self._elapsed.since(now)
         run, rules = self._measured(), self._rules
+        longest_s = longest_group_s(run, run.broadcast_s or 0.0)
         able = self._able = []
+        self._turns = None
         for member in self._members.values():
             if not member.present:
                 continue
-            in_time = not member.on_trial and self._in_time(run, member)
+            in_time = False
+            if not member.on_trial:
+                speed = member.node.rate if member.measured is None else member.measured
+                in_time = speed > 0 and member.node.groups * run.group_size <= speed * longest_s
+                member.speed = speed
+            member.able = in_time
             waited = not member.active and self._clock - member.changed >= rules.turn_s
             if not in_time and member.met and waited:
-                member.rate = Rate()
+                member.begin_anew()
             if member.on_trial:
                 if not member.active:
                     self._switch(member, on=True)
@@ -226,27 +245,41 @@ class Activation:
 
     def places(self) -> list[Place]:
         """Every node that is there, as of the last decision."""
-        waiting = sorted(
-            (m for m in self._able if not m.active and not m.node.price), key=lambda m: m.changed
-        )
-        rank = {member.node.key: number for number, member in enumerate(waiting)}
-        at_work = sum(member.active and not member.node.price for member in self._able)
-        able = {member.node.key for member in self._able}
+        return [self._place(member) for member in self._members.values() if member.present]
+
+    def place(self, key: str) -> Place | None:
+        """One node that is there, as of the last decision."""
+        member = self._members.get(key)
+        return self._place(member) if member is not None and member.present else None
+
+    def idle_rented(self) -> list[str]:
+        """Rented nodes that are there and on standby."""
         return [
-            Place(
-                node=member.node,
-                active=member.active,
-                on_trial=member.on_trial,
-                speed=0.0 if member.on_trial else member.speed,
-                in_time=member.on_trial or key in able,
-                changed_s=self._clock - member.changed,
-                turn_s=self._until_turn(member, rank[key] // max(1, at_work) + 1)
-                if key in rank
-                else None,
-            )
+            key
             for key, member in self._members.items()
-            if member.present
+            if member.node.price and member.present and not member.active
         ]
+
+    def _place(self, member: _Member) -> Place:
+        rank = self._queue().get(member.node.key)
+        return Place(
+            node=member.node,
+            active=member.active,
+            on_trial=member.on_trial,
+            speed=0.0 if member.on_trial else member.speed,
+            in_time=member.on_trial or member.able,
+            changed_s=self._clock - member.changed,
+            turn_s=None if rank is None else self._until_turn(member, rank),
+        )
+
+    def _queue(self) -> dict[str, int]:
+        """Of the volunteers on standby that could work: after how many turns each has its own."""
+        if self._turns is None:
+            waiting = [m for m in self._able if not m.active and not m.node.price]
+            at_work = sum(m.active and not m.node.price for m in self._able)
+            waiting.sort(key=lambda member: member.changed)
+            self._turns = {m.node.key: n // max(1, at_work) + 1 for n, m in enumerate(waiting)}
+        return self._turns
 
     def _until_turn(self, member: _Member, turns: int) -> float:
         waited = min(self._clock - member.changed, self._rules.turn_s)
@@ -263,11 +296,6 @@ class Activation:
         if transfer is None:
             transfer = broadcast_s(run, [m.node for m in self._members.values() if m.present])
         return rate_needed(run, transfer) / (1 - run.rejected)
-
-    def _in_time(self, run: Run, member: _Member) -> bool:
-        measured = member.rate.value
-        member.speed = member.node.rate if measured is None else measured
-        return in_time(run, member.speed, member.node.groups, run.broadcast_s or 0.0)
 
     def _trim(self) -> None:
         """More head-room while the learner is measured to wait, less again when it never does."""

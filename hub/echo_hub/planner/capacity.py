@@ -95,17 +95,20 @@ def effective_rate(run: Run, nodes: Sequence[Node], churn: Churn | None = None) 
     return (1 - run.rejected) * sum(node.rate * survival(run, node, churn) for node in nodes)
 
 
-def in_time(run: Run, rate: float, groups: int, transfer_s: float) -> bool:
-    """Can a node of this rate, with so many groups in work, answer before its version is too old?
+def longest_group_s(run: Run, transfer_s: float) -> float:
+    """What a group may take for its version not to be too old when it is trained on.
 
-    And within half of a lease's time, since the lease book gives slower nodes less work.
+    And half of a lease's time, since the lease book gives slower nodes less work.
     """
-    if not rate:
-        return False
-    group_s = groups * run.group_size / rate
-    way = group_s + run.check_s + transfer_s
-    fresh = not run.staleness or way <= (run.staleness + 1) * run.train_s
-    return fresh and group_s <= run.lease_s / 2
+    if not run.staleness:
+        return run.lease_s / 2
+    fresh = (run.staleness + 1) * run.train_s - run.check_s - transfer_s
+    return min(fresh, run.lease_s / 2)
+
+
+def in_time(run: Run, rate: float, groups: int, transfer_s: float) -> bool:
+    """Can a node of this rate, with so many groups in work, answer early enough?"""
+    return rate > 0 and groups * run.group_size <= rate * longest_group_s(run, transfer_s)
 
 
 def rate_needed(run: Run, transfer_s: float) -> float:

@@ -75,6 +75,9 @@ class Roster:
         self._most, self._limit = most, limit
         self._loads: OrderedDict[bytes, _Load] = OrderedDict()
         self._there: set[bytes] = set()
+        self._touched: set[bytes] = set()
+        self._places: list[Place] | None = None
+        self._met: OrderedDict[bytes, tuple[int, float, float]] = OrderedDict()
         self._active: frozenset[bytes] | None = None
         self._decision: Decision | None = None
         self._updates_s = 0.0
@@ -86,6 +89,7 @@ class Roster:
         """A node asked for so many groups, which is at most what it can work on at a time."""
         load = self._load(node)
         load.asks.append(max(1, min(groups, self._most)))
+        self._touched.add(node)
         load.asked_at = now
 
     def answered(
@@ -106,6 +110,10 @@ class Roster:
         self._updates_s += period_s
         self._activation.trained(busy_s, self._updates_s)
 
+    def repriced(self) -> None:
+        """Prices may have changed."""
+        self._touched |= self._there
+
     def judged(self, accepted: int, rejected: int) -> None:
         """Counts of rollouts so far; what was added lately is the share that is rejected."""
         self._judged.append((accepted, rejected))
@@ -117,19 +125,19 @@ class Roster:
     # --- what to do ---------------------------------------------------------------------------
 
     def look(
-        self, here: Iterable[bytes], node_of: Callable[[bytes, int], Node], now: float
+        self, here: Iterable[bytes], traits: Callable[[bytes], tuple[float, float]], now: float
     ) -> Looked | None:
         """Decide again; None while too little is known.
 
         Args:
             here: who is in session and may be given work.
-            node_of: price and power of a node that works on so many groups at a time, as a `Node`
-                of rate 0 with the key `name_of`.
+            traits: a node's price, in money an hour, and its watts; 0 where they are not known.
         """
         there = set(here)
         there |= {key for key, load in self._loads.items() if now - load.asked_at < ASKED_S}
-        for node in there:
-            self._activation.meet(node_of(node, self.room(node)))
+        for node in (there - self._there) | (self._touched & there):
+            self._meet(node, traits(node))
+        self._touched.clear()
         for node in there - self._there:
             self._activation.joined(name_of(node), now)
         for node in self._there - there:
@@ -137,11 +145,23 @@ class Roster:
         self._there = there
         if self.mode == "off" or not self._updates_s:
             return None
+        self._places = None
         decision = self._decision = self._activation.decision(now)
         before = there if self._active is None else self._active
         self._active = frozenset(map(bytes.fromhex, decision.active))
         standby = there - self._active
         return Looked(decision, self._active - before, frozenset(standby & before))
+
+    def _meet(self, node: bytes, traits: tuple[float, float]) -> None:
+        known = (self.room(node), *traits)
+        if self._met.get(node) == known:
+            return
+        groups, price, watts = known
+        made = Node(name_of(node), 0.0, groups=groups, price=price, watts=watts)
+        self._activation.meet(made)
+        self._met[node] = known
+        while len(self._met) > _MOST_NODES:
+            self._met.popitem(last=False)
 
     def allows(self, node: bytes) -> bool:
         """May a node have work now?"""
@@ -153,7 +173,7 @@ class Roster:
         """Why a node has none; None if it may have some."""
         if self.allows(node):
             return None
-        place = next((one for one in self.places() if one.node.key == name_of(node)), None)
+        place = self._activation.place(name_of(node))
         if place is None:
             return None
         if not place.in_time:
@@ -192,7 +212,14 @@ class Roster:
 
     def places(self) -> list[Place]:
         """The nodes that are there, as the controller sees them."""
-        return self._activation.places() if self._decision is not None else []
+        if self._places is None:
+            self._places = self._activation.places() if self._decision is not None else []
+        return self._places
+
+    @property
+    def idle_rented(self) -> list[str]:
+        """Rented nodes on standby, by the controller's keys."""
+        return self._activation.idle_rented()
 
     def _load(self, node: bytes) -> _Load:
         load = self._loads.setdefault(node, _Load())

@@ -9,11 +9,11 @@ happens and whichever way the clock steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from echo_hub.planner.activation import Decision, Place
+from echo_hub.planner.activation import Decision
 from echo_hub.planner.estimators import Elapsed
 
 MOST_NAMED = 100
@@ -43,27 +43,25 @@ class Scaling:
         self._missing_s = 0.0
         self._idle: dict[str, float] = {}
 
-    def look(self, decision: Decision, places: Sequence[Place], now: float) -> Wish | None:
-        """What to wish for now, if anything."""
+    def look(self, decision: Decision, idle: Iterable[str], now: float) -> Wish | None:
+        """What to wish for now, if anything; `idle` are the rented nodes on standby."""
         passed = self._elapsed.since(now)
         self._clock += passed
         short = decision.missing == "rate"
         self._missing_s = self._missing_s + passed if short else 0.0
-        on_standby = {one.node.key for one in places if one.node.price and not one.active}
-        self._idle = {key: self._idle.get(key, -passed) + passed for key in on_standby}
+        self._idle = {key: self._idle.get(key, -passed) + passed for key in idle}
         if self._clock - self._wished_at < self._every_s:
             return None
-        wish = self._more(decision, places) if short else self._fewer(decision)
+        wish = self._more(decision) if short else self._fewer(decision)
         if wish is not None:
             self._wished_at = self._clock
         return wish
 
-    def _more(self, decision: Decision, places: Sequence[Place]) -> Wish | None:
+    def _more(self, decision: Decision) -> Wish | None:
         if self._missing_s < self._after_s:
             return None
-        rates = [one.speed for one in places if one.active and one.speed > 0]
         missing = max(decision.wanted, decision.needed) - decision.rate
-        nodes = more_nodes(missing, rates)
+        nodes = more_nodes(decision)
         return Wish(
             "scale_up",
             f"{decision.rate:.3g} rollouts/s are generated and {decision.needed:.3g} are needed: "
@@ -88,8 +86,10 @@ class Scaling:
         )
 
 
-def more_nodes(missing: float, rates: Sequence[float]) -> int:
-    """Nodes of the mean rate that would make up for what is missing; 1 if no rate is known."""
-    if not rates or missing <= 0:
+def more_nodes(decision: Decision) -> int:
+    """Nodes like those at work that would make up for what is missing; 1 if no rate is known."""
+    measured = len(decision.active) - decision.on_trial
+    missing = max(decision.wanted, decision.needed) - decision.rate
+    if measured <= 0 or decision.rate <= 0 or missing <= 0:
         return 1
-    return max(1, math.ceil(missing / (sum(rates) / len(rates)) - 1e-9))
+    return max(1, math.ceil(missing * measured / decision.rate - 1e-9))
