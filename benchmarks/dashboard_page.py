@@ -60,7 +60,7 @@ def first_paints(browser: Browser, url: str) -> tuple[list[float], list[float], 
 def weight_of_all(browser: Browser, url: str) -> int:
     """Bytes of the page's files, once each of its pages was open."""
     page = open_page(browser, url)
-    names = page.locator("#nav a").evaluate_all("all => all.map((one) => one.hash)")
+    names = page.locator("#nav a[data-name]").evaluate_all("all => all.map((one) => one.hash)")
     for name in names:
         go(page, str(name))
     weight = int(page.evaluate(WEIGHT))
