@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { card, empty, heading, pill, stat, stats, table } from "../bits.js";
 import { fill, h } from "../dom.js";
-import { number, percent, seconds, words } from "../format.js";
+import { number, percent, seconds, shortPeer, words } from "../format.js";
 import { live } from "../live.js";
 
 const EVERY_MS = 5000;
@@ -109,7 +109,7 @@ function placing(found) {
       "Nodes by what they do",
       ["node", "state", "#rollouts/s", "#price an hour", "#for", "#turn in"],
       found.nodes.map((one) => [
-        h("a", { href: `#/nodes/${one.node}` }, one.node.slice(-12)),
+        h("a.peer", { href: `#/nodes/${encodeURIComponent(one.node)}` }, shortPeer(one.node)),
         pill(STATES[one.state] ?? "plain", one.state),
         one.rate ? number(one.rate) : "–",
         one.price ? number(one.price) : "volunteer",
