@@ -6,6 +6,7 @@ headers; a body is read within `BODY_S` and is no longer than `MOST_BODY`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
@@ -196,11 +197,13 @@ def _is_within(path: str, places: tuple[str, ...]) -> bool:
 
 def _bounded(receive: Receive, gave_up: Callable[[], None]) -> Receive:
     """`receive` for a body that is short and comes in time; `gave_up` is called for any other."""
-    seen, deadline = 0, trio.current_time() + BODY_S
+    seen, deadline = 0, math.inf
     complete = False
 
     async def bounded() -> Message:
-        nonlocal seen, complete
+        nonlocal seen, complete, deadline
+        # from when it is first asked for: an export works for minutes before it listens
+        deadline = min(deadline, trio.current_time() + BODY_S)
         if complete:  # from now on only the end of the connection is waited for
             return await receive()
         with trio.move_on_at(deadline) as late:
