@@ -39,8 +39,8 @@ async def start(command: Sequence[str], body: str) -> str:
             done = await trio.run_process(
                 list(command), stdin=body.encode(), stdout=DEVNULL, stderr=DEVNULL, check=False
             )
-    except OSError as error:
-        return f"{command[0]} cannot be started: {error.strerror}"
+    except (OSError, ValueError) as error:  # ValueError: of an argument with a null byte
+        return f"{command[0]} cannot be started: {getattr(error, 'strerror', None) or error}"
     if late.cancelled_caught:
         return f"{command[0]} did not end within {DEADLINE_S:g} s, and was ended"
     return f"{command[0]} ended with {done.returncode}" if done.returncode else ""

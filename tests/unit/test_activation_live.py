@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from test_front import Node as FrontNode
 from test_front import World, config
 
+from echo_hub import outward
 from echo_hub.activating import Activating, ActivationNow
 from echo_hub.api.placing import activation_facts
 from echo_hub.commands.throttled import Throttle
@@ -441,6 +442,12 @@ def test_a_wish_reaches_a_program_and_what_fails_is_said(tmp_path: Path) -> None
         assert kinds[-2:] == ["scale_up", "scale_failed"]
 
     world.run(body)
+
+
+def test_a_program_that_cannot_be_started_is_a_sentence() -> None:
+    for command, words in (("/no/such/program", "No such file"), ("/bin/true\0", "null byte")):
+        assert words in trio.run(outward.start, [command], "{}")
+    assert trio.run(outward.start, ["/bin/true"], "{}") == ""
 
 
 def test_wrong_prices_change_nothing(tmp_path: Path) -> None:
