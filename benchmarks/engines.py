@@ -26,7 +26,7 @@ from pathlib import Path
 import engines_sampler
 from engine_torch import make_adapter
 
-from echo_node.engines.base import Job
+from echo_node.engines.base import Completion, Job
 from echo_node.engines.choice import make_engine
 from echo_node.engines.driver import Driver
 from echo_p2p.wire import Sampling
@@ -157,15 +157,16 @@ def agreement(base: Path, adapter: Path, count: int, length: int) -> None:
     """
     sampling = Sampling(temperature=1.0, max_new_tokens=length, stop=())
     jobs = [Job(prompt, i, 0, sampling) for i, prompt in enumerate(prompts_of(count))]
-    answers = {}
+    wanted: list[Completion] = []
     for name, dtype in (("torch", "float32"), ("vllm", "float32"), ("vllm", "bfloat16")):
         driver = Driver(make_engine(name, max_sequences=32, threads=0))
         driver.load(base, dtype)  # type: ignore[arg-type]
         driver.activate(1, adapter)
-        answers[name, dtype] = driver.generate(jobs)
+        found = driver.generate(jobs)
         driver.engine.close()
-    wanted = answers.pop(("torch", "float32"))
-    for (name, dtype), found in answers.items():
+        if not wanted:
+            wanted = found
+            continue
         unequal, compared, gaps = 0, 0, [0.0]
         for mine, theirs in zip(found, wanted, strict=True):
             pairs = zip(mine.tokens, theirs.tokens, strict=True)
