@@ -20,9 +20,11 @@ from test_front import World, config
 from echo_hub import outward
 from echo_hub.activating import Activating, ActivationNow
 from echo_hub.api.placing import activation_facts
-from echo_hub.commands.throttled import Throttle
+from echo_hub.commands.presets import preset
+from echo_hub.commands.throttled import Throttle, compared, throttled
 from echo_hub.config.activation import ActivationSection
 from echo_hub.endpoints import Greeted
+from echo_hub.learner.client import Spent
 from echo_hub.ledger.ledger import Ledger
 from echo_hub.planner.activation import Decision, Place, Rules
 from echo_hub.planner.estimators import Rate
@@ -30,6 +32,7 @@ from echo_hub.planner.roster import Roster, name_of, watts_of
 from echo_hub.planner.scaling import Scaling, more_nodes
 from echo_hub.planner.system import Node, Run
 from echo_hub.rollouts.front import Front
+from echo_hub.update_facts import UpdateFacts
 from echo_p2p.errors import ConfigError
 from echo_p2p.identity import peer_id_of
 from echo_p2p.nursery import open_nursery
@@ -506,3 +509,23 @@ def test_a_throttle_is_what_was_ordered_or_is_refused() -> None:
     for wrong in ("", "3", "3:", "0:1", "3:nan", "3:1,,2", "x:1", "3:1e9"):
         with pytest.raises(ConfigError, match="--throttle"):
             Throttle.parse(wrong)
+
+
+@pytest.mark.parametrize(
+    ("regime", "period_s", "limit", "idle"),
+    [("generation", 4, "rate", 0.5), ("learner", 2, "learner", 0)],
+)
+def test_both_regimes_are_predicted(regime: str, period_s: float, limit: str, idle: float) -> None:
+    throttle = Throttle.parse(regime)
+    sections: dict[str, dict[str, Any]] = {"run": {}, "learner": {}}
+    throttled(sections, throttle)
+    run = preset("addmix3", run_id="run", overrides=sections)
+    updates = [
+        UpdateFacts(number, 0.5, 0.0, 0, 0.0, 2.0, {}, float(period_s), Spent(2.0, 0.0))
+        for number in range(12)
+    ]
+    found = compared(throttle, run, updates, broadcast_s=0.1, check_s=0.1)
+    assert found["limit"] == limit
+    assert found["predicted_idle"] == pytest.approx(idle, abs=0.01)
+    assert found["measured_idle"] == pytest.approx(idle)
+    assert compared(throttle, run, updates[:4], broadcast_s=0.1, check_s=0.1) == {}

@@ -30,7 +30,7 @@ from echo_hub.commands.live import save_picture, show_progress
 from echo_hub.commands.presets import MODELS, SMALL_BASES, Model, preset
 from echo_hub.commands.setup_run import write_bootstrap
 from echo_hub.commands.template import render_config
-from echo_hub.commands.throttled import Throttle, compared, throttled
+from echo_hub.commands.throttled import Throttle, measured, throttled
 from echo_hub.local_nodes import JOIN, free_ports, on_loopback, run_node
 from echo_hub.paths import RunFolder
 from echo_hub.publish.spread import sentence_of, summary_of
@@ -250,7 +250,7 @@ async def _demo(options: DemoOptions, folder: RunFolder, live: bool) -> dict[str
         nodes.cancel_scope.deadline = trio.current_time() + _NODE_GOODBYE_S
     summary = _summary(hub, tallies, time.monotonic() - started)
     if options.throttle is not None:
-        summary |= compared(options.throttle, hub)
+        summary |= measured(options.throttle, hub)
     return summary
 
 

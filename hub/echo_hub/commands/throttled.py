@@ -16,10 +16,11 @@ from echo_hub.planner.capacity import rule
 from echo_hub.planner.schedule import predict
 from echo_hub.planner.system import Node, Run
 from echo_hub.publish.spread import median_last_s
-from echo_hub.update_facts import Shares
+from echo_hub.update_facts import Shares, UpdateFacts
 from echo_p2p.errors import ConfigError
 
 if TYPE_CHECKING:
+    from echo_hub.config import RunConfig
     from echo_hub.service import Hub
 
 GROUPS, GROUP_SIZE = 8, 8
@@ -77,12 +78,29 @@ def throttled(overrides: dict[str, dict[str, Any]], throttle: Throttle) -> None:
     overrides["evaluation"] = {"prompts": 8}
 
 
-def compared(throttle: Throttle, hub: Hub) -> dict[str, Any]:
+def measured(throttle: Throttle, hub: Hub) -> dict[str, Any]:
     """What the model predicts from the times ordered, and what was measured, for the summary."""
-    recent = hub.loop.history[_AT_FIRST:]
+    return compared(
+        throttle,
+        hub.config,
+        hub.loop.history,
+        broadcast_s=median_last_s(hub.dissemination.spreads.all()) or 0.0,
+        check_s=median(hub.front.check_times) if hub.front.check_times else 0.0,
+    )
+
+
+def compared(
+    throttle: Throttle,
+    config: RunConfig,
+    history: Sequence[UpdateFacts],
+    *,
+    broadcast_s: float,
+    check_s: float,
+) -> dict[str, Any]:
+    """Predicted and measured over all updates but the first ones; nothing if there were no more."""
+    recent = history[_AT_FIRST:]
     if not recent:
         return {}
-    config = hub.config
     train_s = fmean(one.train_s for one in recent)
     run = Run(
         groups=GROUPS,
@@ -90,8 +108,8 @@ def compared(throttle: Throttle, hub: Hub) -> dict[str, Any]:
         train_s=max(train_s, throttle.train_s),
         staleness=config.staleness,
         kappa=config.kappa,
-        broadcast_s=median_last_s(hub.dissemination.spreads.all()) or 0.0,
-        check_s=median(hub.front.check_times) if hub.front.check_times else 0.0,
+        broadcast_s=broadcast_s,
+        check_s=check_s,
         lease_s=config.lease.seconds,
         spread=0.0,
     )
