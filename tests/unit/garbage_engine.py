@@ -42,6 +42,7 @@ def main() -> None:
     pipe, plan = ParentPipe(), Path(os.environ["GARBAGE"])
     garbage, *left = plan.read_text().splitlines() or [""]
     plan.write_text("\n".join(left))
+    active = 0
     while (command := pipe.receive(Command)) is not None:  # type: ignore[arg-type]
         match command:
             case Load() if garbage == "no card":
@@ -51,7 +52,8 @@ def main() -> None:
                 info = replace(INFO, device=resources.device, context=resources.context)
                 pipe.send(Loaded(info=info))
             case Activate():
-                pipe.send(Activated(version=command.version))
+                active = command.version
+                pipe.send(Activated(version=active))
             case Submit():
                 if garbage == "bytes":
                     pipe._out.write(b"\x00\x00\x00\x02\xc1\xc1")
@@ -61,8 +63,9 @@ def main() -> None:
                     raise SystemExit(DEVICE_LOST)
                 if garbage == "unasked":
                     pipe.send(Activated(version=7))
-                version = 2 if garbage == "version" else 1
                 for order in command.orders:
+                    asked = active if order.version is None else order.version
+                    version = asked + 1 if garbage == "version" else asked
                     answer = completion(garbage, order.job.sampling.max_new_tokens)
                     pipe.send(Done(number=order.number, version=version, completion=answer))
 
