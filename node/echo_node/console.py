@@ -29,6 +29,7 @@ from echo_node.events import (
     Resumed,
     Standby,
     Step,
+    Still,
     Summary,
     Tally,
     Trouble,
@@ -45,6 +46,7 @@ Report = Callable[[Event], None]
 _FETCH_EVERY_S = 0.5
 _WORTH_SHOWING_S = 1.0  # shorter downloads only flicker
 _PLAIN_PROGRESS_EVERY_S = 30.0
+_PLAIN_STILL_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class _PlainLines:
         self._console = console
         self._next_progress = 0.0
         self._next_fetched = 0.0
+        self._next_still = 0.0
 
     def __call__(self, event: Event) -> None:
         now = time.monotonic()
@@ -119,6 +122,12 @@ class _PlainLines:
                 if now < self._next_progress:
                     return
                 self._next_progress = now + _PLAIN_PROGRESS_EVERY_S
+            case Still():
+                if now < self._next_still:
+                    return
+                self._next_still = now + _PLAIN_STILL_EVERY_S
+            case Step():
+                self._next_still = now + _PLAIN_STILL_EVERY_S
             case Fetched():
                 if not _worth_showing(event) or (now < self._next_fetched and _under_way(event)):
                     return
@@ -145,6 +154,8 @@ def _describe(event: Event) -> str:
     match event:
         case Step():
             return f"{event.step} ..."
+        case Still():
+            return f"{event.step}, for {event.elapsed_s:.0f} s ..."
         case Joined():
             return f"Joined run {event.run} ({event.task}) as {event.node}.{_limits(event)}"
         case Planned():

@@ -21,6 +21,13 @@ class Step(Event, frozen=True):
     step: str
 
 
+class Still(Event, frozen=True):
+    """A step that takes long: what is still being waited for, and for how long already."""
+
+    step: str
+    elapsed_s: float
+
+
 class Joined(Event, frozen=True):
     """A session with the hub began, for the first time or again. The limits are those in force."""
 

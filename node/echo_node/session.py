@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from echo_node.chronicle import WORKING
 from echo_node.clock import complaint
 from echo_node.credit import CreditKeeper
 from echo_node.directory import DIRECTORY_S, ask_directory
@@ -353,7 +354,7 @@ class Sessions:
     async def _hold(self, hub: Hub) -> None:
         """Work with a hub until it fails."""
         assert self.worker is not None
-        self._report(Step(step="working"))
+        self._report(Step(step=WORKING))
         self.held, self._hub = True, hub
         try:
             async with trio.open_nursery() as nursery:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 BOOTSTRAP_S = 30.0
 IMPORT_S = 600.0
+STILL_EVERY_S = 2.0
 QUIT = 130
 
 
@@ -115,9 +116,11 @@ async def join(
             # from the first moment on: a KeyboardInterrupt raised somewhere within a library may
             # end there
             await nursery.start(_obey_signals, reins, nursery.cancel_scope)
+            chronicle = Chronicle(report)
+            nursery.start_soon(_tell_waits, chronicle)
             code = await _join(
                 options,
-                Chronicle(report),
+                chronicle,
                 holder,
                 open_engine,
                 sensors or Computer(),
@@ -126,6 +129,15 @@ async def join(
             )
             nursery.cancel_scope.cancel()
     return code
+
+
+async def _tell_waits(chronicle: Chronicle) -> None:
+    """A line for a step that takes long, every now and then."""
+    while True:
+        await trio.sleep(STILL_EVERY_S)
+        still = chronicle.still()
+        if still is not None:
+            chronicle(still)
 
 
 async def _obey_signals(

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from echo_node import console
+from echo_node.chronicle import WORKING, Chronicle
 from echo_node.console import describe, open_console
 from echo_node.downloads import fetch_deadline_s
 from echo_node.events import (
@@ -21,9 +22,11 @@ from echo_node.events import (
     Fetched,
     Joined,
     Note,
+    Paused,
     Planned,
     Progress,
     Step,
+    Still,
     Summary,
     Trouble,
     Version,
@@ -65,6 +68,7 @@ def fetched(**fields: object) -> Fetched:
 
 EVENTS: list[tuple[Event, str]] = [
     (Step(step="greeting the hub"), "greeting the hub ..."),
+    (Still(step="loading", elapsed_s=12.2), "loading, for 12 s ..."),
     (Joined(run="r", task="sums", node="N", hub="H"), "Joined run r (sums) as N."),
     (
         Joined(run="r", task="sums", node="N", hub="H", max_upload="20mbit"),
@@ -141,10 +145,10 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr()
     lines = [json.loads(line) for line in out.out.splitlines()]
     assert [line["event"] for line in lines] == [
-        "step", "joined", "joined", "engine", "planned", "fetched", "fetched", "version",
+        "step", "still", "joined", "joined", "engine", "planned", "fetched", "fetched", "version",
         "progress", "trouble", "trouble", "note", "summary",
     ]  # fmt: skip
-    assert lines[8]["rejected"] == {"stale": 1}
+    assert lines[9]["rejected"] == {"stale": 1}
     assert out.err == ""
 
 
@@ -198,6 +202,41 @@ def test_plain_lines_tell_of_long_downloads_now_and_then_and_of_their_end() -> N
     plain(fetched(done_bytes=1_000_000))
     shown = [line.partition(" ")[2] for line in out.getvalue().splitlines()]
     assert [line.split(":")[0] for line in shown] == ["fetching version 7", "fetched version 7"]
+
+
+def test_a_step_that_takes_long_is_told_of_and_no_other_time_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("echo_node.chronicle.time.monotonic", lambda: now)
+    told: list[Event] = []
+    chronicle = Chronicle(told.append)
+    assert chronicle.still() is None
+    chronicle(Step(step="loading"))
+    assert chronicle.still() is None
+    now += 3
+    assert chronicle.still() == Still(step="loading", elapsed_s=3.0)
+    for over in (Step(step=WORKING), Trouble(message="Away."), Paused(codes=[], message="x")):
+        chronicle(Step(step="loading"))
+        chronicle(over)
+        now += 60
+        assert chronicle.still() is None
+    chronicle(Still(step="loading", elapsed_s=3.0))
+    assert "still" not in {line.event for line in chronicle.lines()}
+
+
+def test_plain_lines_tell_of_a_long_step_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, out = 100.0, io.StringIO()
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    lines = console._PlainLines(Console(file=out, width=200))
+    lines(Step(step="loading"))
+    for elapsed in range(1, 26):
+        now = 100.0 + elapsed
+        lines(Still(step="loading", elapsed_s=float(elapsed)))
+    said = [line.partition(" ")[2] for line in out.getvalue().splitlines()]
+    assert said == ["loading ...", "loading, for 10 s ...", "loading, for 20 s ..."]
 
 
 def test_downloads_are_told_of_sparingly() -> None:

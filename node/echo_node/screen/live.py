@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 
-from echo_node.events import Credited, Event, Fetched, Progress, Summary
+from echo_node.events import Credited, Event, Fetched, Progress, Step, Still, Summary
 from echo_node.screen.draw import Screen
 from echo_node.snapshot import LogLine, Snapshot
 
@@ -37,7 +37,7 @@ class LiveScreen:
         self._worth_showing = worth_showing
         self._lines: deque[LogLine] = deque(maxlen=MOST_LINES)
         self._snapshot: Snapshot | None = None
-        self._download = ""
+        self._under_way = ""
         self.last_words = ""
 
     def __call__(self, event: Event) -> None:
@@ -46,7 +46,12 @@ class LiveScreen:
             case Progress() | Credited():
                 return
             case Fetched():
-                self._download = text if self._worth_showing(event) else ""
+                self._under_way = text if self._worth_showing(event) else ""
+            case Still():
+                self._under_way = text
+            case Step():
+                self._under_way = ""
+                self.add("step", text)
             case Summary():
                 self.last_words = text
             case _:
@@ -62,7 +67,7 @@ class LiveScreen:
         self._lines.append(LogLine(number=0, at=time.time(), event=kind, text=text))
 
     def _refresh(self) -> None:
-        screen = Screen(self._snapshot, self._download, tuple(self._lines))
+        screen = Screen(self._snapshot, self._under_way, tuple(self._lines))
         self._live.update(screen, refresh=True)
 
 
