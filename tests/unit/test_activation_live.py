@@ -521,7 +521,7 @@ def test_both_regimes_are_predicted(regime: str, period_s: float, limit: str, id
     throttled(sections, throttle)
     run = preset("addmix3", run_id="run", overrides=sections)
     updates = [
-        UpdateFacts(number, 0.5, 0.0, 0, 0.0, 2.0, {}, float(period_s), Spent(2.0, 0.0))
+        UpdateFacts(number, 0.5, 0.0, 0, period_s - 2.0, 2.0, {}, float(period_s), Spent(2.0, 0.0))
         for number in range(12)
     ]
     found = compared(throttle, run, updates, broadcast_s=0.1, check_s=0.1)

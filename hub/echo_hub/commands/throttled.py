@@ -16,7 +16,7 @@ from echo_hub.planner.capacity import rule
 from echo_hub.planner.schedule import predict
 from echo_hub.planner.system import Node, Run
 from echo_hub.publish.spread import median_last_s
-from echo_hub.update_facts import Shares, UpdateFacts
+from echo_hub.update_facts import UpdateFacts
 from echo_p2p.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def compared(
         lease_s=config.lease.seconds,
         spread=0.0,
     )
+    waited_s = sum(one.waited_s for one in recent)  # T_train has commit and publication in it
     found, closed = predict(run, throttle.nodes()), rule(run, throttle.nodes())
     return {
         "limit": closed.limit,
@@ -121,7 +122,7 @@ def compared(
         "check_s": round(run.check_s, 3),
         "predicted_idle": round(found.idle, 4),
         "predicted_idle_closed": round(1 - run.train_s / closed.seconds_per_update, 4),
-        "measured_idle": round(Shares.of(recent).waiting, 4),
+        "measured_idle": round(waited_s / (waited_s + sum(one.train_s for one in recent)), 4),
         "rate_given": round(closed.rate, 3),
         "rate_needed": round(closed.rate_needed, 3),
     }
