@@ -88,6 +88,7 @@ class Tally:
         self.rollouts: Counter[str] = Counter()
         for node, code, _, rollouts in verdicts:
             self._count(node, code, rollouts)
+        self._changed.clear()  # what was, is not news
 
     def seen(self, node: bytes, version: int, now: float) -> None:
         """A node asked for leases, with its newest version."""

@@ -51,6 +51,7 @@ class Served:
     run: Callable[..., Any]
     tls: ssl.SSLContext | bool = True
     learner: list[LearnerNow] = field(default_factory=list)
+    joined: set[str] = field(default_factory=set)  # and in session, of whom nothing else is known
 
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, verify=self.tls, timeout=30, **options)
@@ -127,6 +128,7 @@ async def _serve(
         for version in (0, 1):
             folder.adapter(version).mkdir(parents=True)
         now = [_learner()]
+        joined: set[str] = set()
         view = View(
             config=settings,
             folder=folder,
@@ -135,7 +137,7 @@ async def _serve(
             front=front,
             learner=lambda: now[0],
             spreads=lambda: [SPREAD],
-            in_session=lambda: {nodes[1]},
+            in_session=lambda: {nodes[1], *joined},
             greeted=lambda _: None,
             reader=Reader(folder.ledger),
             prompts=front._assessor.scorers.prompts,
@@ -146,7 +148,7 @@ async def _serve(
             open_site(view, token=token) as site,
             serving(make_app(site), settings.dashboard, root) as url,
         ):
-            made.append(Served(url, site, front, ledger, folder, nodes, run, trust, now))
+            made.append(Served(url, site, front, ledger, folder, nodes, run, trust, now, joined))
             ready.set()
             await stop.wait()
         view.reader.close()

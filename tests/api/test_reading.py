@@ -13,6 +13,7 @@ import pytest
 from served import HOSTILE, Served
 
 from echo_hub.api import models
+from echo_p2p.identity import peer_id_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -49,6 +50,36 @@ def test_nodes_are_searched_sorted_and_paged(served: Served, browser: httpx.Clie
     one = models.NodeDetail.model_validate(browser.get(f"/api/v1/nodes/{good}").json())
     assert one.standing == "proven"
     assert one.trained_groups >= 3
+
+
+def test_a_node_that_has_just_joined_is_among_them(served: Served, browser: httpx.Client) -> None:
+    new = peer_id_of(bytes(range(32)))
+    assert browser.get(f"/api/v1/nodes/{new}").status_code == 404
+    served.joined.add(new)
+    for asked in ({}, {"sort": "rate"}, {"search": new[-9:]}, {"standing": "newcomer"}):
+        page = models.NodePage.model_validate(browser.get("/api/v1/nodes", params=asked).json())
+        (line,) = [one for one in page.nodes if one.node == new]
+        assert (line.accepted, line.first_seen, line.in_session) == (0, None, True)
+    assert browser.get(f"/api/v1/nodes/{new}").json()["node"] == new
+    served.joined.clear()
+
+
+def test_who_joins_and_who_leaves_is_news(served: Served, browser: httpx.Client) -> None:
+    new = peer_id_of(bytes(range(1, 33)))
+    served.joined |= {new, "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"}  # no key in that id
+    with browser.stream("GET", "/api/v1/events") as stream:
+        lines = stream.iter_lines()
+
+        def told() -> bool:
+            for line in lines:
+                if line.startswith("data: [") and new in line:
+                    (one,) = [one for one in json.loads(line[5:]) if one["node"] == new]
+                    return bool(one["in_session"])
+            raise AssertionError("the stream ended")
+
+        assert told()
+        served.joined.clear()
+        assert not told()
 
 
 def test_a_group_is_shown_token_by_token_with_its_audit(

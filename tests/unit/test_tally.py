@@ -15,6 +15,7 @@ A, B = b"a" * 32, b"b" * 32
 
 def test_every_rollout_is_counted_once() -> None:
     tally = Tally([(A, "accepted", 2, 16), (B, "stale", 1, 8)])
+    assert tally.take_changed(9) == []  # of what lies in the ledger nothing is news
     tally.accept(A, 8, 0.0)
     tally.reject(B, Code.BAD_TOKENS, 8)
     tally.drop(A, Code.AUDIT_MARGIN, 8)

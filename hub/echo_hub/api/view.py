@@ -11,6 +11,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -63,6 +64,15 @@ def key_of(node: str) -> bytes:
         return public_key_of(node)
     except IdentityError as error:
         raise missing(f"node {node}: {error.message}") from error
+
+
+def keys_in_session(view: View) -> set[bytes]:
+    """Keys of the nodes in session. A peer whose id holds no key is no node, whatever it opened."""
+    keys = set()
+    for node in view.in_session():
+        with suppress(IdentityError):
+            keys.add(public_key_of(node))
+    return keys
 
 
 class Reader:

@@ -16,9 +16,9 @@ from echo_hub.api.delivery import Delivery
 from echo_hub.api.feed import Feed
 from echo_hub.api.overview import OverviewMaker, held_out, in_brief
 from echo_hub.api.routes.events import event_facts
-from echo_hub.api.routes.nodes import node_facts
+from echo_hub.api.routes.nodes import just_joined, node_facts
 from echo_hub.api.routes.versions import version_facts
-from echo_hub.api.view import SPAN_S, View
+from echo_hub.api.view import SPAN_S, View, keys_in_session
 from echo_hub.ledger import browse
 from echo_hub.ledger.browse import EventLine
 from echo_hub.ledger.decisions import read_annotations
@@ -53,6 +53,7 @@ class Watcher:
         self._published = view.snapshot().published
         self._evaluated: set[int] | None = None
         self._told: list[models.Alert] = []
+        self._here: set[bytes] = set()
         self._overview_at = self._nodes_at = -math.inf
 
     async def run(self) -> None:
@@ -121,10 +122,16 @@ class Watcher:
         self._version, self._published = snapshot.version, snapshot.published
 
     async def _tell_nodes(self) -> None:
-        keys = self._view.front.take_changed(MOST_NODES)
+        here = keys_in_session(self._view)
+        moved = list(here ^ self._here)[:MOST_NODES]  # came or went
+        self._here ^= set(moved)
+        keys = list({*moved, *self._view.front.take_changed(MOST_NODES)})
         if not keys:
             return
-        _, lines = await self._view.reader.read(browse.node_lines, keys=keys, limit=MOST_NODES)
+        new = just_joined(self._view, moved)
+        _, lines = await self._view.reader.read(
+            browse.node_lines, keys=keys, limit=len(keys), also=new
+        )
         words = await self._view.reader.read(read_annotations)
         facts = [node_facts(self._view, line, words.get(line.key)) for line in lines]
         self._feed.post("nodes", _NODES.dump_json(facts))

@@ -111,7 +111,8 @@ class Refused(_Frame, frozen=True):
 
 class Lost(_Frame, frozen=True):
     message: str
-    memory: bool
+    memory: bool = False
+    device: bool = False
 
 
 class Beat(_Frame, frozen=True):

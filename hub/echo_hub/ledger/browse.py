@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ WITH counted AS (
   FROM verdicts GROUP BY node),
 known AS (
   SELECT key FROM nodes UNION SELECT node FROM standings UNION SELECT node FROM counted
-  UNION SELECT accused FROM accusations)
+  UNION SELECT accused FROM accusations{also})
 SELECT known.key AS key, coalesce(accepted, 0) AS accepted, coalesce(rejected, 0) AS rejected,
        first_seen, last_seen, coalesce(valid, 0) AS valid, banned,
        (SELECT count(*) FROM accusations WHERE accused = known.key) AS accusers,
@@ -52,9 +52,15 @@ LEFT JOIN nodes ON nodes.key = known.key LEFT JOIN standings ON standings.node =
 """
 
 
-def known_keys(connection: Connection) -> list[bytes]:
-    """Every key the ledger knows."""
-    return [row.key for row in connection.execute(text(_NODES))]
+def _nodes(also: Iterable[bytes]) -> str:
+    rows = ", ".join(f"(x'{key.hex()}')" for key in also)
+    more = f" UNION SELECT column1 FROM (VALUES {rows})"  # noqa: S608 - only hexadecimal digits
+    return _NODES.format(also=more if rows else "")
+
+
+def known_keys(connection: Connection, also: Iterable[bytes] = ()) -> list[bytes]:
+    """Every key the ledger knows, and `also`."""
+    return [row.key for row in connection.execute(text(_nodes(also)))]
 
 
 def node_lines(
@@ -67,12 +73,14 @@ def node_lines(
     keys: Sequence[bytes] | None = None,
     but: Sequence[bytes] | None = None,
     banned: bool | None = None,
+    also: Iterable[bytes] = (),
 ) -> tuple[int, list[NodeLine]]:
     """How many nodes there are, and a page of them.
 
     Args:
         keys: only these; in their order, if `sort` is "given".
         but: not these.
+        also: nodes too, though the ledger may know nothing of them yet.
     """
     where: list[str] = []
     values: dict[str, Any] = {"offset": offset, "limit": limit}
@@ -87,7 +95,7 @@ def node_lines(
     order = "known.key"
     if sort in NODE_SORTS:
         order = f"{sort} {'DESC' if descending else 'ASC'}, known.key"
-    query = _NODES + (f"WHERE {' AND '.join(where)}\n" if where else "")
+    query = _nodes(also) + (f"WHERE {' AND '.join(where)}\n" if where else "")
     query += f"ORDER BY {order} LIMIT :limit OFFSET :offset"
     rows = connection.execute(text(query), values).all()
     if not rows:

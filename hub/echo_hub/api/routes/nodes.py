@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query
 from echo_hub.api.errors import missing
 from echo_hub.api.models import NodeDetail, NodeFacts, NodePage, PeerId, Standing
 from echo_hub.api.site import TheView
-from echo_hub.api.view import View, key_of, peer_id
+from echo_hub.api.view import View, key_of, keys_in_session, peer_id
 from echo_hub.ledger import browse
 from echo_hub.ledger.browse import NodeLine
 from echo_hub.ledger.decisions import Annotation, read_annotations
@@ -35,16 +35,17 @@ async def get_nodes(
     offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> NodePage:
-    """A page of the run's nodes."""
+    """A page of the run's nodes, those that have just joined included."""
+    here = just_joined(view, keys_in_session(view))
     words = await view.reader.read(read_annotations)
     keys, text = None, search.strip().lower()
     if text or standing or sort in _LIVE:
-        known = await view.reader.read(browse.known_keys)
+        known = await view.reader.read(browse.known_keys, here)
         keys = [key for key in known if _matches(view, key, text, standing, words)]
     if keys is not None and sort in _LIVE:
         keys.sort(key=lambda key: _live_value(view, key, sort), reverse=descending)
         total, page = len(keys), keys[offset : offset + limit]
-        _, lines = await view.reader.read(browse.node_lines, keys=page, limit=limit)
+        _, lines = await view.reader.read(browse.node_lines, keys=page, limit=limit, also=here)
         lines.sort(key=lambda line: page.index(line.key))
     else:
         total, lines = await view.reader.read(
@@ -54,6 +55,7 @@ async def get_nodes(
             offset=offset,
             limit=limit,
             keys=keys,
+            also=here,
         )
     return NodePage(
         total=total,
@@ -66,7 +68,8 @@ async def get_nodes(
 async def get_node(view: TheView, node: Node) -> NodeDetail:
     """One node."""
     key = key_of(node)
-    _, lines = await view.reader.read(browse.node_lines, keys=[key])
+    here = just_joined(view, {key} & keys_in_session(view))
+    _, lines = await view.reader.read(browse.node_lines, keys=[key], also=here)
     if not lines:
         raise missing(f"node {node} in this run")
     trained, disputed = await view.reader.read(browse.trained_on, key)
@@ -108,6 +111,11 @@ def node_facts(view: View, line: NodeLine, words: Annotation | None) -> NodeFact
         last_seen=line.last_seen,
         why=line.record.banned or view.front.quarantined(line.key) or "",
     )
+
+
+def just_joined(view: View, keys: Iterable[bytes]) -> list[bytes]:
+    """Those whose work the hub has not begun to measure: the ledger may not know them yet."""
+    return [key for key in keys if view.front.node_live(key) is None]
 
 
 def _standing(view: View, key: bytes) -> Standing:
