@@ -97,7 +97,7 @@ def check_receipts(stage: Stage, node: Program, joined: Event) -> None:
 
 def stop_in_mid_lease(stage: Stage, hub: Program, node: Program, key: bytes) -> list[Any]:
     """Stop (SIGSTOP) the node at a moment when it holds leases; their ids."""
-    for version in range(2, 10):
+    for version in range(2, 14):
         hub.wait_for(named("update", version=version))
         node.signal(signal.SIGSTOP)  # so that what it holds stays held while we look
         with stage.ledger() as ledger:
@@ -109,16 +109,18 @@ def stop_in_mid_lease(stage: Stage, hub: Program, node: Program, key: bytes) -> 
 
 
 def test_a_node_is_killed_in_mid_lease(stage: Stage, port: int) -> None:
-    stage.init(port, run={"updates": 12}, network={"directory": False}, **SMALL)
+    stage.init(port, run={"updates": 16}, network={"directory": False}, **SMALL)
     hub = stage.hub()
     hub.wait_for(named("serving"))
-    nodes = [stage.node(number) for number in range(2)]
+    nodes = [stage.node(0)]
+    nodes[0].wait_for(named("version"))  # else the other may do all the work while this one starts
+    nodes.append(stage.node(1))
     joined = [node.wait_for(named("joined")) for node in nodes]
     held = stop_in_mid_lease(stage, hub, nodes[0], public_key_of(joined[0]["node"]))
     nodes[0].kill()
     assert hub.wait(300) == 0
     assert nodes[1].wait() == 0
-    check_ledger(stage, 12)
+    check_ledger(stage, 16)
     check_receipts(stage, nodes[1], joined[1])
     with stage.ledger() as ledger:
         for (lease_id,) in held:
