@@ -93,3 +93,12 @@ def test_what_the_stream_tells_of_rewards_is_joined_to_what_was_known(open_page:
         ([*range(1, 301)], [300, 301], [*range(2, 302)]),
     ):
         assert page.evaluate(JOINED, [known, told]) == whole
+
+
+def test_news_leave_open_what_somebody_reads(open_page: OpenPage) -> None:
+    page = open_page("#/events")
+    page.locator("#main details summary").first.click()
+    newest = page.locator("#main tbody tr").first.inner_text()
+    while page.locator("#main tbody tr").first.inner_text() == newest:
+        page.wait_for_timeout(200)
+    expect(page.locator("#main details[open]")).to_have_count(1)

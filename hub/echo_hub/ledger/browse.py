@@ -35,14 +35,16 @@ class NodeLine:
     accusers: int
 
 
+_KNOWN = """
+  SELECT key FROM nodes UNION SELECT node FROM standings UNION SELECT node FROM verdicts
+  UNION SELECT accused FROM accusations{also}
+"""
 _NODES = """
 WITH counted AS (
   SELECT node, sum(CASE WHEN code = 'accepted' THEN rollouts ELSE 0 END) AS accepted,
          sum(CASE WHEN code = 'accepted' THEN 0 ELSE rollouts END) AS rejected
-  FROM verdicts GROUP BY node),
-known AS (
-  SELECT key FROM nodes UNION SELECT node FROM standings UNION SELECT node FROM counted
-  UNION SELECT accused FROM accusations{also})
+  FROM verdicts{of_these} GROUP BY node),
+known AS ({known})
 SELECT known.key AS key, coalesce(accepted, 0) AS accepted, coalesce(rejected, 0) AS rejected,
        first_seen, last_seen, coalesce(valid, 0) AS valid, banned,
        (SELECT count(*) FROM accusations WHERE accused = known.key) AS accusers,
@@ -50,17 +52,22 @@ SELECT known.key AS key, coalesce(accepted, 0) AS accepted, coalesce(rejected, 0
 FROM known LEFT JOIN counted ON counted.node = known.key
 LEFT JOIN nodes ON nodes.key = known.key LEFT JOIN standings ON standings.node = known.key
 """
+_FEW = 500  # keys that are named in a query; more of them are handed over as one parameter
 
 
-def _nodes(also: Iterable[bytes]) -> str:
-    rows = ", ".join(f"(x'{key.hex()}')" for key in also)
+def _literals(keys: Iterable[bytes], form: str = "{}") -> str:
+    return ", ".join(form.format(f"x'{key.hex()}'") for key in keys)
+
+
+def _known(also: Iterable[bytes]) -> str:
+    rows = _literals(also, "({})")
     more = f" UNION SELECT column1 FROM (VALUES {rows})"  # noqa: S608 - only hexadecimal digits
-    return _NODES.format(also=more if rows else "")
+    return _KNOWN.format(also=more if rows else "")
 
 
 def known_keys(connection: Connection, also: Iterable[bytes] = ()) -> list[bytes]:
     """Every key the ledger knows, and `also`."""
-    return [row.key for row in connection.execute(text(_nodes(also)))]
+    return list(connection.execute(text(_known(also))).scalars())
 
 
 def node_lines(
@@ -84,7 +91,12 @@ def node_lines(
     """
     where: list[str] = []
     values: dict[str, Any] = {"offset": offset, "limit": limit}
-    if keys is not None:
+    of_these = ""
+    if keys is not None and len(keys) <= _FEW:
+        these = _literals(keys)
+        of_these = f" WHERE node IN ({these})"
+        where.append(f"known.key IN ({these})")
+    elif keys is not None:
         where.append("hex(known.key) IN (SELECT value FROM json_each(:keys))")
         values["keys"] = json.dumps([key.hex().upper() for key in keys])
     if but is not None:
@@ -95,7 +107,8 @@ def node_lines(
     order = "known.key"
     if sort in NODE_SORTS:
         order = f"{sort} {'DESC' if descending else 'ASC'}, known.key"
-    query = _nodes(also) + (f"WHERE {' AND '.join(where)}\n" if where else "")
+    query = _NODES.format(of_these=of_these, known=_known(also))
+    query += f"WHERE {' AND '.join(where)}\n" if where else ""
     query += f"ORDER BY {order} LIMIT :limit OFFSET :offset"
     rows = connection.execute(text(query), values).all()
     if not rows:
@@ -119,7 +132,7 @@ def _with_reasons(connection: Connection, rows: Sequence[Row[Any]]) -> list[Node
     return [
         NodeLine(
             key=row.key,
-            record=records.get(row.key, Record()),
+            record=records.get(row.key) or Record(),
             accepted=row.accepted,
             rejected=reasons[row.key],
             first_seen=row.first_seen,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
+from sqlalchemy import Connection
 
 from echo_hub.api.errors import missing
 from echo_hub.api.models import NodeDetail, NodeFacts, NodePage, PeerId, Standing
@@ -37,10 +38,10 @@ async def get_nodes(
 ) -> NodePage:
     """A page of the run's nodes, those that have just joined included."""
     here = just_joined(view, keys_in_session(view))
-    words = await view.reader.read(read_annotations)
     keys, text = None, search.strip().lower()
-    if text or standing or sort in _LIVE:
-        known = await view.reader.read(browse.known_keys, here)
+    judged = bool(text or standing or sort in _LIVE)
+    words, known = await view.reader.read(_words_and_keys, here if judged else None)
+    if judged:
         keys = [key for key in known if _matches(view, key, text, standing, words)]
     if keys is not None and sort in _LIVE:
         keys.sort(key=lambda key: _live_value(view, key, sort), reverse=descending)
@@ -62,6 +63,14 @@ async def get_nodes(
         offset=offset,
         nodes=[node_facts(view, line, words.get(line.key)) for line in lines],
     )
+
+
+def _words_and_keys(
+    connection: Connection, also: list[bytes] | None
+) -> tuple[Mapping[bytes, Annotation], list[bytes]]:
+    """In one look: each costs a wait for the hub's loop. No keys if `also` is None."""
+    words = read_annotations(connection)
+    return words, [] if also is None else browse.known_keys(connection, also)
 
 
 @router.get("/nodes/{node}")

@@ -99,6 +99,17 @@ export function parts(rows, label) {
   );
 }
 
+/** A row of `table`. */
+export function tableRow(cells, numeric = []) {
+  return h(
+    "tr",
+    {},
+    cells.map((cell, at) =>
+      at ? h(`td${numeric[at] ? ".num" : ""}`, {}, cell) : h("th", { scope: "row" }, cell),
+    ),
+  );
+}
+
 /** A plain table: column names (a leading "#" means numbers), rows of cells. */
 export function table(label, columns, rows) {
   const numeric = columns.map((name) => name.startsWith("#"));
@@ -123,15 +134,7 @@ export function table(label, columns, rows) {
       h(
         "tbody",
         {},
-        rows.map((cells) =>
-          h(
-            "tr",
-            {},
-            cells.map((cell, at) =>
-              at ? h(`td${numeric[at] ? ".num" : ""}`, {}, cell) : h("th", { scope: "row" }, cell),
-            ),
-          ),
-        ),
+        rows.map((cells) => tableRow(cells, numeric)),
       ),
     ),
   );

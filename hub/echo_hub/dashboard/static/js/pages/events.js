@@ -1,20 +1,20 @@
 /** What happened, and what is wrong now. */
 
 import { get } from "../api.js";
-import { card, empty, heading, labelled, pill, table } from "../bits.js";
+import { card, empty, heading, labelled, pill, table, tableRow } from "../bits.js";
 import { fill, h } from "../dom.js";
 import { timeOf, words } from "../format.js";
 import { visible, visibleText } from "../hostile.js";
 import { live } from "../live.js";
 
 const PAGE = 100;
-const MOST = 2000;
 const GRAVE = /refus|pause|ban|fail|died|lost|alert|disk|fire/;
 
 export async function show(root, { signal, query }) {
   let kind = query.get("kind") ?? "";
   let rows = [];
   let next = null;
+  let most = PAGE; // rows shown
   const kinds = new Set();
   const alerts = h("div");
   const list = h("div");
@@ -37,8 +37,8 @@ export async function show(root, { signal, query }) {
     ),
   );
 
-  const draw = () => {
-    for (const row of rows) kinds.add(row.kind);
+  const drawKinds = (some) => {
+    for (const row of some) kinds.add(row.kind);
     const options = ["", ...[...kinds].sort()];
     if (pick.options.length !== options.length) {
       fill(
@@ -49,6 +49,9 @@ export async function show(root, { signal, query }) {
       );
       pick.value = kind;
     }
+  };
+  const draw = () => {
+    drawKinds(rows);
     fill(
       list,
       rows.length
@@ -60,16 +63,19 @@ export async function show(root, { signal, query }) {
             "Bans, refused updates, pauses and what operators did are listed here.",
           ),
     );
+    drawMore();
+  };
+  const drawMore = () =>
     fill(
       more,
       next === null
         ? null
         : h("button", { type: "button", onclick: () => load(next).catch(() => {}) }, "Older"),
     );
-  };
   const load = async (before = null) => {
     const page = await get("/events/history", { kind, before, limit: PAGE }, { signal });
     rows = before === null ? page.events : [...rows, ...page.events];
+    most = Math.max(PAGE, rows.length);
     next = page.next_before;
     draw();
   };
@@ -81,8 +87,19 @@ export async function show(root, { signal, query }) {
         .filter((row) => !known.has(row.id) && (!kind || row.kind === kind))
         .reverse();
       if (!fresh.length) return;
-      rows = [...fresh, ...rows].slice(0, MOST);
-      draw();
+      rows = [...fresh, ...rows];
+      const cut = rows.length > most;
+      if (cut) {
+        rows.length = most; // the rest is what "Older" brings
+        next = rows.at(-1).id;
+      }
+      const body = list.querySelector("tbody");
+      if (!body) return draw();
+      // the rows that are there stay: somebody may be reading one's details
+      drawKinds(fresh);
+      body.prepend(...fresh.slice(0, most).map((row) => tableRow(line(row))));
+      while (body.rows.length > rows.length) body.lastElementChild.remove();
+      if (cut && !more.firstChild) drawMore();
     },
     signal,
   );
