@@ -70,7 +70,14 @@ def harmless(page: Page, place: str) -> None:
     shown = page.locator("#main").inner_text()
     for odd in ("\u202e", "\u2066", "\u200b", "\x07", "\x1b", "\U000e0041"):
         assert odd not in shown, f"{odd!r} acts in {place}"
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), place
+    assert not page.evaluate(TOO_WIDE), place
+
+
+TOO_WIDE = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
+  [...document.querySelectorAll("#main *")]
+    .filter((one) => one.getBoundingClientRect().right > innerWidth)
+    .map((one) => `${one.tagName}.${one.className} in ${one.parentElement.className}`).slice(0, 9)
+"""
 
 
 @pytest.mark.parametrize("width", [1280, 360])

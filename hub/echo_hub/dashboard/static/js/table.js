@@ -46,7 +46,8 @@ export function bigTable(what, sort) {
   element.set = (rows) => {
     state.rows = rows;
     order(state);
-    draw();
+    if (table.hidden) paint(state); // whoever was told that the page is there may take the focus
+    else draw();
   };
   element.sorted = () => ({ ...state.sort });
   table.style.setProperty("--columns", what.columns.map((one) => one.width ?? "1fr").join(" "));

@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { card, empty, heading, pill, stat, stats, table } from "../bits.js";
 import { fill, h } from "../dom.js";
 import { number, percent, seconds, shortPeer, words } from "../format.js";
+import { visible, visibleText } from "../hostile.js";
 import { live } from "../live.js";
 
 const EVERY_MS = 5000;
@@ -95,22 +96,23 @@ function placing(found) {
   return card(
     "Who works",
     { wide: true },
-    h("p.lead", {}, found.sentence),
+    h("p.lead", {}, visible(found.sentence, 500)),
     stats(
       stat("At work", number(found.active), found.on_trial ? `${found.on_trial} being measured` : ""),
       stat("On standby", number(found.standby)),
       stat("Rate", number(found.rate), `of ${number(found.needed)} needed, rollouts/s`),
       stat("Money", number(found.money), "an hour"),
     ),
-    pill(found.missing ? "warn" : "good", found.missing ? `missing: ${found.missing}` : "enough"),
-    found.wish ? h("p", {}, `Asked for ${found.wish} ${found.outcome}`) : null,
-    found.trouble ? h("p.off", {}, found.trouble) : null,
+    pill(found.missing ? "warn" : "good", found.missing ? "not enough" : "enough"),
+    found.missing ? h("p", {}, "Missing: ", visible(found.missing, 500)) : null,
+    found.wish ? h("p", {}, "Asked for ", visible(`${found.wish} ${found.outcome}`, 500)) : null,
+    found.trouble ? h("p.off", {}, visible(found.trouble, 500)) : null,
     table(
       "Nodes by what they do",
       ["node", "state", "#rollouts/s", "#price an hour", "#for", "#turn in"],
       found.nodes.map((one) => [
         h("a.peer", { href: `#/nodes/${encodeURIComponent(one.node)}` }, shortPeer(one.node)),
-        pill(STATES[one.state] ?? "plain", one.state),
+        pill(STATES[one.state] ?? "plain", visibleText(one.state, 20)),
         one.rate ? number(one.rate) : "–",
         one.price ? number(one.price) : "volunteer",
         one.since_s === null ? "–" : seconds(one.since_s),
