@@ -11,7 +11,6 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -68,11 +67,15 @@ def key_of(node: str) -> bytes:
 
 def keys_in_session(view: View) -> set[bytes]:
     """Keys of the nodes in session. A peer whose id holds no key is no node, whatever it opened."""
-    keys = set()
-    for node in view.in_session():
-        with suppress(IdentityError):
-            keys.add(public_key_of(node))
-    return keys
+    return {key for node in view.in_session() if (key := _key(node)) is not None}
+
+
+@lru_cache(maxsize=20_000)
+def _key(node: str) -> bytes | None:
+    try:
+        return public_key_of(node)
+    except IdentityError:
+        return None
 
 
 class Reader:

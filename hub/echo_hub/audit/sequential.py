@@ -38,6 +38,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from echo_hub.learner.messages import Audited
@@ -152,6 +153,7 @@ class NodeEvidence:
         return json.dumps(asdict(self))
 
     @classmethod
+    @lru_cache(maxsize=20_000)  # a page of nodes reads what is known of a hundred, again and again
     def from_json(cls, text: str) -> NodeEvidence:
         """From `to_json`; LedgerError if it is something else."""
         try:
