@@ -98,6 +98,7 @@ def test_what_the_stream_tells_of_rewards_is_joined_to_what_was_known(open_page:
 def test_news_leave_open_what_somebody_reads(open_page: OpenPage) -> None:
     page = open_page("#/events")
     page.locator("#main details summary").first.click()
+    expect(page.locator("#main details[open] dd").first).to_be_visible()
     newest = page.locator("#main tbody tr").first.inner_text()
     while page.locator("#main tbody tr").first.inner_text() == newest:
         page.wait_for_timeout(200)

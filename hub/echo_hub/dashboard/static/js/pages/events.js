@@ -110,37 +110,25 @@ export async function show(root, { signal, query }) {
 }
 
 function line(row) {
-  const details = Object.entries(row.detail);
   return [
     timeOf(row.at),
     pill(GRAVE.test(row.kind) ? "warn" : "info", words(visibleText(row.kind, 40))),
     h("span.event-words", {}, visible(row.sentence, 500)),
-    details.length
-      ? h(
-          "details",
-          {},
-          h("summary", {}, "details"),
-          h(
-            "dl.metrics",
-            {},
-            details
-              .slice(0, 30)
-              .map(([name, value]) =>
-                h(
-                  "div",
-                  {},
-                  h("dt", {}, visible(name, 60)),
-                  h(
-                    "dd",
-                    {},
-                    visible(typeof value === "string" ? value : JSON.stringify(value), 400),
-                  ),
-                ),
-              ),
-          ),
-        )
-      : "",
+    Object.keys(row.detail).length ? details(row.detail) : "",
   ];
+}
+
+/** What is in it is made when it is opened: a hundred events come a second, and few are read. */
+function details(detail) {
+  const box = h("details", {}, h("summary", {}, "details"));
+  const open = () => box.append(h("dl.metrics", {}, Object.entries(detail).slice(0, 30).map(fact)));
+  box.addEventListener("toggle", open, { once: true });
+  return box;
+}
+
+function fact([name, value]) {
+  const said = typeof value === "string" ? value : JSON.stringify(value);
+  return h("div", {}, h("dt", {}, visible(name, 60)), h("dd", {}, visible(said, 400)));
 }
 
 function drawAlerts(into, alerts) {
